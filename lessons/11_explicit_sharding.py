@@ -15,17 +15,17 @@
 # # 11. Use explicit sharding
 #
 # Twice in this course a step went wrong and nothing told you. In lesson 05 you left out `pmean`, and eight devices
-# trained eight different networks. In lesson 09 nobody had placed the batch, so every device did the work of all eight.
-# JAX couldn't warn you, because your program never said where each array was supposed to live. Change ten lines, and it
-# can: the sharding becomes part of an array's **type**, which you can print and assert on any line of your step.
+# trained eight different networks. In lesson 09 a step had no `in_shardings`, so a batch that nobody had placed went
+# to every device, and each did the work of all eight. Change ten lines, and the sharding becomes part of an array's
+# **type**. Then you can print it, and assert it on any line of your step.
 #
 # For data parallelism, [pmapdp](../pmapdp/steps/jit.py) and the rest of this course leave the choice to the compiler,
-# and check once that the batch is split. Explicit sharding is for you if you'd rather have an error than the compiler's
-# silent guess, or if you want to decide yourself when gradients are summed.
+# and check once that the batch is split. Take explicit sharding if you'd rather have an error than the compiler's silent
+# guess. Take it, too, if you want to decide yourself when gradients are summed.
 #
 # **You will** read shardings as types, answer when JAX asks you for one, and recognize a sum that isn't finished.
-# 24 minutes, 50 with exercises, or 15 and 33 without the appendix, which you may leave out. You need [09 Let the compiler
-# do it](09_let_the_compiler_do_it.ipynb).
+# 24 minutes, 50 with exercises. The appendix is optional, and without it you need 15 or 33. Read [09 Let the compiler do
+# it](09_let_the_compiler_do_it.ipynb) first.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -112,9 +112,9 @@ for step in (train_step, eval_step):
         print("AssertionError:", error)
 
 # %% [markdown]
-# JAX itself doesn't object. It takes this for a replicated batch, which is legal, so the assert is yours to write. It
-# runs while JAX traces, and costs nothing once the step is compiled. A batch of another type makes JAX trace again, so
-# the assert catches even a single wrong batch in the middle of a run.
+# Your assert objects, and JAX doesn't: it takes this for a replicated batch, which is legal. The assert runs while JAX
+# traces, and costs nothing once the step is compiled. A batch of another type makes JAX trace again, so the assert
+# catches even a single wrong batch in the middle of a run.
 #
 # ## Where your step communicates
 #
@@ -174,7 +174,7 @@ except Exception as error:
 # </details>
 #
 # That's why `weights @ losses` had to go: it's a product of two split vectors, too. For `.sum()` JAX has a rule, as you
-# saw. For a product you answer with `out_sharding`, and each of the two possibilities has a spec:
+# saw. For a product you choose with `out_sharding`. Here are both choices:
 
 # %%
 total = jnp.matmul(a, b, out_sharding=P())
@@ -184,9 +184,9 @@ print("parts + parts is", jax.typeof(parts + parts))
 
 # %% [markdown]
 # `{U:data}` means *unreduced over "data"*: each device has its own number, and the all-reduce is still to come. It
-# comes when you call `jax.reshard(parts, P())`, which does what `psum` did in lesson 05. Until then you may add two
-# such arrays, because you can add the parts of a sum in any order. But their cosine is an error, as it should be: the
-# cosine of a sum isn't the sum of the cosines.
+# comes when you call `jax.reshard(parts, P())`, which does what `psum` did in lesson 05. Until then you can add two such
+# arrays, and little else: `parts / 8`, `parts * 0.5`, `jnp.cos(parts)` and `float(parts)` are errors. So reshard a sum
+# before you divide it by the count.
 #
 # ## What it costs
 #
@@ -194,8 +194,8 @@ print("parts + parts is", jax.typeof(parts + parts))
 # that sometimes you have to name the sharding of a result. Most Flax layers need no help with a split batch: `Linear`,
 # `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention` work unchanged. But `embed(tokens)`,
 # which looks up rows of a table, raises an error until you write `embed(tokens, out_sharding=P("data"))`. If a layer
-# has no such argument, let the compiler decide inside it. Pass the layer as an argument, because JAX refuses a function
-# that closes over it:
+# has no such argument, let the compiler decide inside it. Pass the layer in, because JAX refuses a function that closes
+# over it:
 #
 # ```python
 # call = jax.sharding.auto_axes(lambda layer, x: layer(x), out_sharding=P("data"))
@@ -256,8 +256,8 @@ for exercise in (fixed_logits, normalized_step):
 # ## Appendix: sum the gradients once
 #
 # Can a gradient be unreduced, like `parts`? Yes, if you mark its parameter as *reduced*, `{R:data}`. The numbers don't
-# change. The mark says: when you differentiate, don't sum over devices. This part of JAX is young: version 0.10 doesn't
-# even have a rule for `-parts`. Try it with a weight that's 1 on every device, and with the input d on device d.
+# change. The mark tells `jax.grad` to leave the gradient unsummed. This part of JAX is young: version 0.10 doesn't even
+# have a rule for `-parts`. Try it with a weight that's 1 on every device, and with the input d on device d.
 #
 # **Predict:** what does device 3 hold of the reduced weight's gradient?
 
@@ -299,8 +299,8 @@ except Exception as error:
 
 # %% [markdown]
 # JAX refuses the updates of `optax.sgd` and `optax.adam`, too, so reshard the gradients before you hand them to the
-# optimizer. With replicated parameters you can't make this mistake, because JAX sums each gradient as soon as it's
-# computed. But JAX sums every time, and sometimes once at the end is enough.
+# optimizer. With replicated parameters you can't forget the all-reduce, because JAX sums each gradient as soon as it's
+# computed. But it sums every time, and for micro-batches once at the end is enough.
 #
 # In lesson 13 you cut a batch that's too large into *micro-batches*, and add up their gradients. Take four
 # micro-batches of 32 rows, and your network's two kernels without the biases. `accumulate` adds up the gradients in a
@@ -407,6 +407,8 @@ assert device_values(total) == [28] * 8
 assert device_values(parts) == [0, 1, 2, 3, 4, 5, 6, 7]
 assert device_values(jax.reshard(parts + parts, P())) == [56] * 8
 assert error_name(jnp.cos, parts) in (no_rule, "ShardingTypeError")  # jax 0.10.2, 0.12
+for refused in (lambda: parts / 8, lambda: parts * 0.5, lambda: float(parts)):
+    assert error_name(refused) is not None
 assert str(jax.typeof(w)) == "float32[1]{R:data}"
 assert str(jax.typeof(gradient)) == "float32[1]{U:data}"
 assert device_values(gradient) == [0, 1, 2, 3, 4, 5, 6, 7]
