@@ -525,6 +525,59 @@ def test_explicit_axes_change_neither_the_update_nor_the_work():
     np.testing.assert_allclose(float(ratio), 1, rtol=0.02)
 
 
+LOCAL_BATCH_NORM = """
+import sys
+import jax, numpy as np, optax
+from flax import nnx
+path, batch_size = sys.argv[1:]
+program, _, _ = open(path).read().partition("train_data, test_data =")
+names = {}
+exec(program.replace("B, EPOCHS = 128,", f"B, EPOCHS = {batch_size},"), names)
+train_data = names["make_clouds"](5_000, seed=1)
+inputs, labels = names["make_clouds"](1_000, seed=2)
+names["optimizer"] = optax.adam(3e-3)
+
+class Local(nnx.BatchNorm):
+    def __init__(self, features):
+        super().__init__(features, momentum=0.9, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, weights, train):
+        return super().__call__(x, use_running_average=not train)
+
+def copy(array):
+    return np.asarray(array.addressable_shards[device].data)
+
+for layer in (names["BatchNorm"], Local):
+    names["BatchNorm"] = layer
+    jax.clear_caches()
+    state = names["place_state"](names["init_state"]())
+    for epoch in range(5):
+        for batch in list(names["batches"](*train_data, seed=epoch))[:-1]:
+            state, _ = names["train_step"](state, names["place_batch"](batch))
+    for device in range(8):
+        logits = jax.tree.map(copy, state[0])(inputs, None, False)
+        print((logits.argmax(-1) == labels).mean())
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("batch_size", [128, 16])
+def test_local_batch_norm_needs_enough_examples_on_a_device(batch_size):
+    """Lesson 07: 16 examples per device are enough, and 2 aren't. Copies differ."""
+    script = build.FOLDER / "program" / "07_batch_norm.py"
+    run = python("-c", LOCAL_BATCH_NORM, str(script), str(batch_size))
+    assert run.returncode == 0, run.stderr
+    accuracies = np.array(run.stdout.split(), float).reshape(2, 8)
+    synchronized, local = accuracies
+    assert np.ptp(synchronized) == 0
+    np.testing.assert_allclose(synchronized, 0.895, atol=0.01)
+    assert np.ptp(local) > 0.003
+    if batch_size == 128:
+        np.testing.assert_allclose(local, 0.896, atol=0.015)
+    else:
+        np.testing.assert_allclose(local, 0.705, atol=0.03)
+
+
 WAIT_ALONE = """
 import inspect, jax
 parameters = inspect.signature(jax.distributed.initialize).parameters
