@@ -122,9 +122,10 @@ def add_micro_batches(
     totals = sums_of(state.model_state, first)
     # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there the scan
     # is unrolled if the model has any, although that saves little memory.
-    jaxpr = jax.make_jaxpr(sums_of)(state.model_state, first)
-    has_convolutions = "conv_general_dilated" in str(jaxpr)
-    unroll = has_convolutions and jax.default_backend() == "cpu"
+    unroll = False
+    if jax.default_backend() == "cpu":
+        jaxpr = jax.make_jaxpr(sums_of)(state.model_state, first)
+        unroll = "conv_general_dilated" in str(jaxpr)
     totals, _ = lax.scan(add_next, totals, rest, unroll=unroll)
     return totals
 
