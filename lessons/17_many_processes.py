@@ -15,7 +15,7 @@
 # # 17. Train with many processes
 #
 # Your program from lesson 14 survives a kill, but it uses the devices of one machine only. For two machines you need two
-# processes, one on each, and they have to agree on every array. Change nineteen lines, none of them in the training
+# processes, one on each, and they have to agree on every array. Change twenty-one lines, none of them in the training
 # step, and two processes compute the losses that one computed, up to rounding. Then you'll kill one of the two, and
 # finish the run from its last checkpoint.
 #
@@ -77,8 +77,8 @@ launch.run(print_eight_numbers)
 #
 # include the difference of 14_resume.py and 17_processes.py
 #
-# - You say in `PROCESSES` how many processes you start, on all machines together. Otherwise processes that don't find each
-#   other would each train a whole run, and write their checkpoints over the others', without an error.
+# - You say in `PROCESSES` how many processes you start, on all machines together. Without it, processes that never found
+#   each other would each train alone, and overwrite each other's checkpoints, without an error.
 # - `jax.distributed.initialize` connects the processes, before JAX starts its devices. Process 0 listens at the address,
 #   because it's the *coordinator*. From then on, `jax.devices()` lists the devices of all processes.
 # - `place_batch` gives each device its rows. Every process makes the whole batch, because the data is small.
@@ -105,7 +105,7 @@ sys.argv = ["17_processes.py", f"{folder}/one_process"]
 
 # %% [markdown]
 # Now run it for one epoch as two processes with four devices each. If you type the docstring's two commands into two
-# terminals, you'll also see lines of gloo, which connects the CPUs.
+# terminals, you'll also see log lines from gloo, the library that connects CPUs.
 #
 # **Predict:** which lines does process 1 print?
 
@@ -163,7 +163,7 @@ lesson_17.who_holds_what()
 # Training survives this, because inputs and labels are mixed up in the same way, and a batch has no order. But predictions
 # that you write to a file would belong to other examples. There are two ways out:
 #
-# - Read only the rows that the callback is asked for.
+# - Read the rows inside the callback, because it gets their slice.
 # - Let each process pass rows of its own, as with PyTorch's `DistributedSampler`, and put the example's number into the
 #   batch as one more array. All processes need the same number of batches, of the same size.
 #
@@ -203,7 +203,7 @@ print("in its log:", launch.reason_for_abort(output))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. Its log has one of two reasons:
+# No. Its log gives one of two reasons:
 #
 # - **"stopped sending heartbeats", after several seconds.** Every process sends a *heartbeat* to the coordinator. If one
 #   of them is silent for 100 s, JAX aborts all the others. The cell above asks for 10 s, so that it ends soon.
@@ -253,9 +253,9 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 # On a cluster, `initialize()` may need no arguments:
 #
 # - On **Cloud TPU**, JAX finds the other processes by itself.
-# - Under **Slurm and Open MPI 4**, it does as well, but assumes one process for each GPU: process k on a machine sees GPU k
-#   and no other. If you start one task on a machine with eight GPUs, seven stay idle, without an error. So start eight, as
-#   the docstring's last two commands do.
+# - Under **Slurm and Open MPI 4**, JAX finds them, too, but assumes one process for each GPU: process k on a machine sees
+#   GPU k and no other. If you start one task on a machine with eight GPUs, seven stay idle, without an error. So start eight, as
+#   the docstring's last command does.
 # - Or start one task on each machine, and let it name its GPUs: `jax.distributed.initialize(local_device_ids=range(8))`.
 #
 # Assert what you expect, such as `jax.device_count() == 16`. [docs/processes.md](../docs/processes.md) has whole commands,
@@ -320,8 +320,8 @@ for exercise in (assemble, group_by_machine, fixed_log):
 # | `jax.distributed.initialize`, the variables | `connect_processes`, the flags `--coordinator`, ... | [distributed.py](../pmapdp/distributed.py) |
 # | `place_batch` | `place` | [steps/placing.py](../pmapdp/steps/placing.py) |
 #
-# `place` calls `make_array_from_process_local_data`, and that's correct there, because each process reads its own devices'
-# rows, in the devices' order: `local_shards` in [data/batches.py](../pmapdp/data/batches.py) says which ones.
+# `place` may call `make_array_from_process_local_data`, because `local_shards` in
+# [data/batches.py](../pmapdp/data/batches.py) orders each process's rows by its devices.
 #
 # To read on: [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html). Next, what all
 # this buys: [18 Measure and predict](18_measure_and_predict.ipynb).

@@ -1,9 +1,8 @@
-"""Train a small network on the devices of all processes: `python 17_processes.py FOLDER`.
+"""Train a small network on all processes' devices: `PROCESSES=1 python 17_processes.py FOLDER`.
 
 PROCESSES=2 COORDINATOR=127.0.0.1:1234 PROCESS_ID=0 python 17_processes.py FOLDER  # in a terminal
 PROCESSES=2 COORDINATOR=127.0.0.1:1234 PROCESS_ID=1 python 17_processes.py FOLDER  # in another
 PROCESSES=16 srun --ntasks-per-node=8 --gpus-per-node=8 python 17_processes.py FOLDER  # Slurm
-mpirun -x PROCESSES=16 --map-by ppr:8:node python 17_processes.py FOLDER  # Open MPI 4
 """
 
 import os
@@ -18,13 +17,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 if len(sys.argv) != 2:
     sys.exit("name a folder for the checkpoints on the command line")
+if "PROCESSES" not in os.environ:  # or two that don't connect would write into one folder
+    sys.exit("say in PROCESSES how many processes you start, as in PROCESSES=1")
 
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 processes = int(os.environ["PROCESSES"])  # all that you start, on all machines together
-devices = max(1, 8 // processes)
-jax.config.update("jax_num_cpu_devices", devices)  # simulated, unless there are GPUs or TPUs
+jax.config.update("jax_num_cpu_devices", max(1, 8 // processes))  # unless there are GPUs or TPUs
 if "COORDINATOR" in os.environ:  # before JAX starts its devices
     process_id = int(os.environ["PROCESS_ID"])
     jax.distributed.initialize(os.environ["COORDINATOR"], processes, process_id)
@@ -32,6 +32,7 @@ elif processes > 1:
     jax.distributed.initialize()  # asks Slurm or Open MPI, and takes one GPU for each process
 assert jax.process_count() == processes, f"{jax.process_count()} processes are connected"
 mesh = Mesh(jax.devices(), ("data",))  # the devices of all processes
+assert B % mesh.size == 0, f"B = {B} is not divisible by {mesh.size} devices"
 print(f"process {jax.process_index()} has {jax.local_device_count()} of {mesh.size} devices")
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 

@@ -177,7 +177,7 @@ def new_code_lines(earlier: str, later: str) -> int:
         ("09", "14", 13, "With thirteen new or changed lines"),
         ("09", "15", 20, "about twenty new lines"),
         ("09", "16", 15, "changes fifteen lines of your program"),
-        ("14", "17", 19, "Change nineteen lines"),
+        ("14", "17", 21, "Change twenty-one lines"),
     ],
 )
 def test_a_lesson_counts_its_new_lines(earlier, later, count, words):
@@ -414,7 +414,23 @@ def test_lesson_17s_script_asks_for_the_number_of_processes(tmp_path):
     variables = {key: os.environ[key] for key in os.environ if key != "PROCESSES"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "KeyError: 'PROCESSES'"
+    wanted = "say in PROCESSES how many processes you start, as in PROCESSES=1"
+    assert done.stderr.splitlines()[-1] == wanted
+    assert "Traceback" not in done.stderr
+
+
+def test_lesson_17s_script_says_that_its_devices_cannot_share_the_batch(tmp_path):
+    text = PROGRAMS["17"].read_text().replace("B, EPOCHS = 128", "B, EPOCHS = 100")
+    program = tmp_path / "hundred.py"
+    program.write_text(text)
+    command = [sys.executable, program, tmp_path / "run"]
+    variables = os.environ | {"PROCESSES": "1", "JAX_PLATFORMS": "cpu"}
+    variables.pop("XLA_FLAGS", None)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert done.returncode == 1
+    last_line = done.stderr.splitlines()[-1]
+    assert last_line == "AssertionError: B = 100 is not divisible by 8 devices"
+    assert not (tmp_path / "run").exists()
 
 
 def test_lesson_19s_script_does_not_train_alone_as_a_task_of_a_launcher(tmp_path):
