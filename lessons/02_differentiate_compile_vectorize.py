@@ -16,8 +16,8 @@
 # # 02. Differentiate, compile, vectorize
 #
 # Three things drive newcomers to JAX mad: a `print` in the training step, an `if`, and a learning rate that they change
-# in their notebook. In a compiled step none of them does what it does in PyTorch, and one idea explains all three: JAX
-# runs your Python function on stand-ins in place of arrays, records what happens to them, and compiles the record.
+# in their notebook. In a compiled step none of the three behaves as in PyTorch. One idea explains why: JAX doesn't run
+# your function on arrays. It runs it on stand-ins, records each operation, and compiles the record.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
 # 25 minutes, 45 with exercises. You need NumPy, and to know what a gradient is, for example from
@@ -42,8 +42,8 @@ from pmapdp.lessons.pictures import lesson_02
 #
 # Your model isn't a number but a dictionary of arrays. JAX calls that a **pytree**: dictionaries, lists and tuples of
 # arrays, nested in any way. The gradient has the same structure, so `jax.tree.map` can pair each weight with its
-# gradient. And if your function has more to return than the loss, `has_aux=True` lets it: JAX differentiates the first
-# result and hands back the second untouched.
+# gradient. Do you want to return more than the loss? Use `has_aux=True`: JAX differentiates the first result and returns
+# the second as it is.
 
 
 # %%
@@ -178,9 +178,10 @@ print("traced for batches of", traced)
 #
 # ## What JAX writes down
 #
-# The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Five layers in a Python loop, each
-# only a tanh, become five operations, and a hundred become a hundred. `lax.scan` writes down a single round, which feeds
-# its result into the next. A round can also read an input and keep an output. We need neither, hence `_` and `None`.
+# The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. A Python loop over five layers, each
+# only a tanh, becomes five operations, and a loop over a hundred becomes a hundred. `lax.scan` writes down a single
+# round, which feeds its result into the next. A round may also read an input and store an output. We need neither, so
+# we write `_` and `None`.
 
 
 # %%
@@ -225,8 +226,8 @@ for function in (python_if, jnp_where, numpy_tanh):
 # <details><summary>Answer</summary>
 #
 # `python_if` and `numpy_tanh`. An `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an array.
-# Write `jnp.tanh`, and `jnp.where`, which computes both branches before it picks one. `vmap` refuses `python_if`, too,
-# and `grad` alone doesn't. A flag such as `training` may stay in an `if` if it's static: `jax.jit(f, static_argnums=1)`
+# Write `jnp.tanh`, and `jnp.where`, which computes both branches before it picks one. `vmap` refuses `python_if` as well,
+# and `grad` on its own accepts it. A flag such as `training` may stay in an `if` if it's static: `jax.jit(f, static_argnums=1)`
 # compiles once for each value of the second argument.
 #
 # </details>
@@ -305,15 +306,15 @@ for step in range(3):
 #
 # </details>
 #
-# If two draws use the same key, they aren't independent. So keep one base key for the whole run, and neither draw from it
-# nor split it. Derive each step's key with `fold_in(key, step)`, and `split` the derived key if a step makes several
-# draws. Under `with jax.debug_key_reuse(True):` JAX refuses to use a key twice.
+# If two draws use the same key, they aren't independent. So keep one base key for the whole run, and never draw from it or
+# split it. Derive each step's key with `fold_in(key, step)`, and `split` the derived key if a step makes several draws.
+# Under `with jax.debug_key_reuse(True):` JAX catches two draws from one key, but not the rest of this rule.
 #
 # ## vmap: write it for one example
 #
 # What if you want the gradient of *each* example? Write a function of one example, and `jax.vmap` makes each operation
-# work on all examples at once. Your function sees one example, and yet it can ask for the mean over all of them: name
-# the axis that `vmap` maps over, and call `lax.pmean` with this name.
+# work on all examples at once. How can a function that sees one example compute a mean over all of them? Give the axis
+# that `vmap` maps over a name, and call `lax.pmean` with this name.
 
 
 # %%
@@ -325,8 +326,8 @@ print(jax.vmap(minus_mean, axis_name="data")(jnp.array([1.0, 2, 6])))
 
 # %% [markdown]
 # Now with gradients. `gradients_one` takes the gradient of one example's loss, and then the mean over all examples.
-# `in_axes=(None, 0, 0)` says that all examples share the model, and each has its own row of inputs and label. With
-# `None` in `out_axes`, `vmap` returns the mean once, because it's the same for all examples.
+# `in_axes=(None, 0, 0)` says that all examples share the model, and each has its own row of inputs and label. `None` in
+# `out_axes` says that the mean is the same for all examples, so `vmap` returns it once.
 #
 # **Predict:** `pmean` takes the mean of 128 gradients, and of their counts, which are all 1. How far is this mean from
 # the gradient of the mean loss?

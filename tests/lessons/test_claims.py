@@ -9,6 +9,7 @@ import build
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax import lax
@@ -239,6 +240,22 @@ def test_the_check_of_reused_keys_misses_equal_keys():
     assert split == folded
 
 
+def test_the_check_of_reused_keys_finds_two_draws_but_not_fold_in_before_split():
+    """Lesson 02."""
+
+    def fold_and_split(key):
+        return jax.random.fold_in(key, 0), jax.random.split(key)
+
+    def draw_twice(key):
+        return jax.random.normal(key) + jax.random.normal(key)
+
+    key = jax.random.key(0)
+    with jax.debug_key_reuse(True):
+        jax.jit(fold_and_split)(key)
+        with pytest.raises(jax.errors.KeyReuseError):
+            jax.jit(draw_twice)(key)
+
+
 def test_grad_of_a_module_takes_averages_for_parameters_and_refuses_keys():
     """Lesson 03: of batch norm and of dropout."""
 
@@ -251,8 +268,15 @@ def test_grad_of_a_module_takes_averages_for_parameters_and_refuses_keys():
 
     inputs = jnp.ones((4, 3))
     gradient = jax.grad(lambda network: network(inputs).sum())
-    batch_norm = gradient(Network(nnx.BatchNorm(3, rngs=nnx.Rngs(0))))
+    network = Network(nnx.BatchNorm(3, rngs=nnx.Rngs(0)))
+    batch_norm = gradient(network)
     assert (batch_norm.layer.mean[...] == 0).all()
+    assert (batch_norm.layer.var[...] == 0).all()
+    optimizer = optax.adam(0.1)
+    updates, _ = optimizer.update(batch_norm, optimizer.init(network), network)
+    network = optax.apply_updates(network, updates)
+    assert (network.layer.mean[...] == 0).all()  # as they began
+    assert (network.layer.var[...] == 1).all()
     with pytest.raises(TypeError, match="uint32"):
         gradient(Network(nnx.Dropout(0.5, rngs=nnx.Rngs(0))))
 
