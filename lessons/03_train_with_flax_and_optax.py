@@ -86,7 +86,7 @@ model = Network(nnx.Rngs(0))
 # A module is a pytree, like the dictionary that it replaces. JAX finds the arrays inside, so you can hand a whole module
 # to `jax.grad`.
 #
-# **Predict:** what does `jax.grad` return for a module, a list of arrays, a dictionary, or something else?
+# **Predict:** you give `jax.grad` a module. What comes back: a list of arrays, a dictionary, or something else?
 
 # %% tags=["prediction"]
 gradients = jax.grad(lambda model, inputs: model(inputs).mean())(model, jnp.ones((128, 64)))
@@ -103,15 +103,15 @@ for path, array in jax.tree.leaves_with_path(gradients):
 # </details>
 #
 # This works as long as all arrays of the module are parameters. Dropout also holds a random key, which `jax.grad`
-# refuses with an error. Batch norm also holds running averages, and `jax.grad` takes them for parameters without a word,
-# so lesson 07 separates the two.
+# refuses with an error. Batch norm also holds running averages. `jax.grad` treats them as parameters and doesn't tell
+# you. Their gradient is 0, so with this step they'd stay at their initial values. Lesson 07 separates the two.
 #
 # ## The optimizer is two functions
 #
 # Adam needs a memory: two running averages for each parameter, of the gradient and of its square, and a count of the
 # updates. A pure function can't keep them, so an Optax optimizer is two functions. `init` makes the optimizer's state.
-# `update` takes the gradients and the old state, and returns updates and the new state. Plain SGD remembers nothing, so
-# it's the one to try by hand.
+# `update` takes the gradients and the old state, and returns updates and the new state. Plain SGD keeps no memory, so
+# it's easy to check by hand.
 #
 # **Predict:** the parameter is 1, the gradient is 2, and the learning rate is 0.1. What does `update` return for SGD?
 
@@ -194,8 +194,8 @@ lesson_03.shares(losses, weights)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only C. A counts the 8 twice. B counts each example of the small batch more than an example of the full one, as the
-# heights of the bars show. So return **sums and a count** from each batch, not means. Add up both over all batches, and
+# Only C. A counts the 8 twice. In B, an example in the small batch counts more than one in the full batch, as the heights
+# of the bars show. So return **sums and a count** from each batch, not means. Add up both over all batches, and
 # divide once at the end. Later you'll add up over devices in the same way.
 #
 # </details>
@@ -219,8 +219,8 @@ verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 
 # %% [markdown]
 # In the program, `batches` pads its rows as `pad_rows` does, and `loss_sums` multiplies the losses, now from Optax, by
-# the weights. A loss times 0 has the gradient 0, as long as rows don't mix and losses are finite, so padding doesn't
-# move the model, either.
+# the weights. Padding doesn't move the model, because its loss is multiplied by 0, so its gradient is 0. That needs
+# finite losses, and layers that don't mix rows.
 #
 # <details><summary>Solution, and what prepares for eight devices</summary>
 #
@@ -229,12 +229,12 @@ verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 # </details>
 #
 # `place_state` and `place_batch` put arrays on the one device you have, and in lesson 04 they'll put them on eight.
-# `report` fetches all sums of an epoch at once, because JAX doesn't wait until a step is computed. So Python can prepare
-# the next batch while the device works. If you read the loss in the loop, Python has to wait for it.
+# JAX returns before a step is finished, so Python can prepare the next batch while the device works. If you read the
+# loss in the loop, Python has to wait for it. So `report` fetches all sums at once, at the end of the epoch.
 #
 # The next cell is the program to take home, and you can skip its code. It prints what
 # [03_ragged.py](program/03_ragged.py) prints without padding, up to rounding. Remember the last line: from now on the
-# program will run on more and more devices, and it should always end like this, up to the last digits. The cell below
+# program will run on more and more devices, and it should always end like this, up to the last digit or two. The cell below
 # it trains for one epoch, with your `update_state` if the check has accepted it. You should see the test loss of epoch
 # 0 again.
 
