@@ -85,7 +85,7 @@ for first in (3.0, -3.0):
 #
 # 1. **At the logits,** g is the probabilities, minus 1 at the correct class.
 # 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, which adds up the examples. The gradient of b is the sum
-#    of g over the examples. What goes on to h is `g @ W.T`.
+#    of g over the examples. The gradient you pass back to h is `g @ W.T`.
 # 3. **At the ReLU,** keep g where the ReLU let the number through. Set it to 0 elsewhere.
 #
 # In the picture, g goes back along the bottom. Each weight's gradient needs both what went into the layer and the g that
@@ -97,15 +97,16 @@ lesson_01.forward_and_backward()
 # %% [markdown]
 # Rule 3 is the answer to your last prediction. Where do the other two come from?
 #
-# **Rule 1.** Written in terms of the logits z, the loss is log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct
-# class. The slope of the logarithm along z_i is exp(z_i) / (exp(z_1) + ... + exp(z_10)), and that's the probability
-# p_i. The minus 1 comes from the logit that's subtracted. Say the probabilities are 0.7, 0.2 and 0.1, and the first
-# class is correct. Then g is -0.3, 0.2 and 0.1, and a step against it raises the first logit and lowers the other two.
+# **Rule 1.** Written in terms of the logits z, the loss is log(exp(z_1) + ... + exp(z_10)) minus the logit of the
+# correct class. The slope of the logarithm along z_i is exp(z_i) / (exp(z_1) + ... + exp(z_10)), and that's the
+# probability p_i. The loss also has minus the correct logit, and its slope along that logit is -1. Say the
+# probabilities are 0.7, 0.2 and 0.1, and the first class is correct. Then g is -0.3, 0.2 and 0.1, and a step against it
+# raises the first logit and lowers the other two.
 #
 # **Rule 2.** Say an example has h = [2, 5], and g = [0.3, -0.1] comes back. The weight W[i, j] carries h[i] to output j,
 # so its slope is h[i] * g[j], the input times what comes back. All four together are `h.T @ g`, [[0.6, -0.2], [1.5,
-# -0.5]], and with more examples the product adds up their slopes. On the way back, h[i] reaches every output j through
-# W[i, j]. So its slope is the sum of g[j] * W[i, j] over the outputs, and that's `g @ W.T`.
+# -0.5]], and with more examples the product adds up their slopes. On the way forward, h[i] feeds every output j
+# through W[i, j]. So its slope is the sum of g[j] * W[i, j] over the outputs, and that's `g @ W.T`.
 #
 # Now write the three rules in NumPy. Because rule 2 adds up the examples, you get the gradient of the **summed** loss.
 # Later we divide it by the count, which makes it the gradient of the **mean** loss.
@@ -158,8 +159,8 @@ print("with", "your" if verdict.solved else "the program's own", "backward")
 #
 # The loss falls, but it also falls with some wrong gradients. To test a gradient, nudge each weight a little up and a
 # little down, and see how much the summed loss changes. These **finite differences** cost two forward passes for each
-# weight, so we test a small network on three examples. They divide one tiny number by another, which magnifies rounding,
-# so we use float64.
+# weight, so we test a small network on three examples. Dividing one tiny number by another magnifies rounding errors, so
+# here we use float64.
 
 
 # %%
@@ -194,7 +195,7 @@ for name in small:
 assert all(np.allclose(slopes[name], gradients[name], rtol=0, atol=1e-8) for name in small)
 
 # %% [markdown]
-# They agree to eight decimals. How far off would a mistake be?
+# They agree to eight decimals. What would a real mistake look like?
 #
 # ## How it fails
 #
@@ -248,9 +249,9 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 assert np.mean(wrong_losses) < np.mean(right_losses)
 
 # %% [markdown]
-# In these two epochs the wrong gradient even beats the correct one. It takes larger steps, because the hidden units
-# that were off get a push as well. After five epochs, the two test accuracies differ by less than one point. So a
-# falling curve can't show you such a mistake, but finite differences can.
+# In these two epochs the wrong gradient even beats the correct one. Its steps are larger, because it also pushes the
+# hidden units that were off. After five epochs at this rate, the two test accuracies differ by less than one point. So
+# you'd only see such a mistake beside a correct run, which you don't have. But you have finite differences.
 #
 # ## Eight parts of a batch
 #
