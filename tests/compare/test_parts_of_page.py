@@ -1,5 +1,6 @@
 """The parts of compare's page: code side by side, pictures and words."""
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,13 @@ import pytest
 from pmapdp.collectives import Instruction
 from pmapdp.compare import pictures
 from pmapdp.compare.diff import align, find_changes, find_new_words
-from pmapdp.compare.page import as_html, class_of, load_data, load_template
+from pmapdp.compare.page import (
+    as_html,
+    class_of,
+    join_comments,
+    load_data,
+    load_template,
+)
 from pmapdp.compare.pictures import difference_curves
 from pmapdp.compare.results import Arrays, Line, Measurement, Times
 from pmapdp.compare.sources import read_programs, read_strategies, split_program
@@ -160,20 +167,52 @@ def test_two_programs_in_one_file_have_their_own_steps():
     assert "def new(" not in text_of(old["Around the step"])
 
 
-def test_the_programs_to_copy_are_aligned_at_the_all_reduce():
-    """In one row, you write it, the compiler adds it, or nobody has to."""
+def align_programs_to_copy():
     code = read_strategies(STRATEGIES, load_data("to_copy.toml"))
     (columns,) = code.sections.values()
     rows = align(columns)
     for name, lines in columns.items():
         assert [line for row in rows for line in row[name]] == lines
-    (reduce,) = [row for row in rows if "lax.psum" in str(row["pmap"])]
-    assert reduce["pmap"] == reduce["shard_map"]
-    assert reduce["jit"] == ["    # the compiler adds the all-reduce"]
-    assert reduce["single"] == []
-    before = rows[rows.index(reduce) - 1]
-    last_lines = {lines[-1] for lines in before.values()}
-    assert last_lines == {"    sums, grads = grad(params, batch)"}
+    return rows
+
+
+def heights_of_lines(rows, name):
+    """Return where each line stands that a column has once: its row, and its place."""
+    places = {}
+    for number, row in enumerate(rows):
+        for offset, line in enumerate(join_comments(row[name])):
+            places.setdefault(line, []).append((number, offset))
+    return {
+        line: found[0]
+        for line, found in places.items()
+        if len(found) == 1 and re.search(r"\w", line)
+    }
+
+
+def test_the_programs_to_copy_are_aligned_at_the_all_reduce():
+    """At one height, you write it, the compiler adds it, or nobody has to."""
+    rows = align_programs_to_copy()
+    heights = {name: heights_of_lines(rows, name) for name in STRATEGIES}
+    written = heights["pmap"]["    # you write the all-reduce"]
+    assert heights["shard_map"]["    # you write the all-reduce"] == written
+    assert heights["jit"]["    # the compiler adds the all-reduce"] == written
+    reduce, offset = written
+    assert rows[reduce]["pmap"][offset:] == rows[reduce]["shard_map"][offset:]
+    assert "lax.psum" in str(rows[reduce]["pmap"][offset:])
+    assert rows[reduce]["single"][offset:] == []
+    assert rows[reduce]["jit"][offset + 1 :] == []
+    for name in STRATEGIES:
+        assert rows[reduce][name][offset - 1].startswith("    sums, grads = grad(")
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(STRATEGIES, 2)))
+def test_equal_lines_of_the_programs_to_copy_stand_at_one_height(pair):
+    rows = align_programs_to_copy()
+    left, right = (heights_of_lines(rows, name) for name in pair)
+    equal = left.keys() & right.keys()
+    assert len(equal) > 10
+    for line in equal:
+        assert left[line] == right[line], line
 
 
 def test_a_strategy_without_a_program_to_copy_has_no_column():
