@@ -695,6 +695,40 @@ def test_what_fails_raises_what_its_row_says(row):
             call()
 
 
+def test_pmap_misreads_in_axes_if_an_argument_has_no_arrays():
+    """Three leaves for three arguments: the batch's `x` gets the empty state's axis."""
+    shapes = []
+
+    def see_batch(x, y):
+        shapes.append((x.shape, y.shape))
+        return lax.pmean(x.sum() + y.sum(), "batch")
+
+    batch = (np.zeros((8, 2, 5)), np.zeros((8, 2)))
+    jax.pmap(
+        lambda params, state, batch: see_batch(*batch),
+        axis_name="batch",
+        in_axes=(None, None, 0),
+    )(W, optax.sgd(0.1).init(W), batch)
+    assert shapes.pop() == ((8, 2, 5), (2,))
+    jax.pmap(
+        lambda carry, batch: see_batch(*batch), axis_name="batch", in_axes=(None, 0)
+    )((W, optax.sgd(0.1).init(W)), batch)
+    assert shapes.pop() == ((2, 5), (2,))
+    jax.jit(
+        jax.shard_map(
+            lambda params, state, batch: see_batch(*batch),
+            mesh=Mesh(jax.devices(), ("batch",)),
+            in_specs=(P(), P(), SPLIT),
+            out_specs=P(),
+        )
+    )(
+        W,
+        optax.sgd(0.1).init(W),
+        jax.tree.map(lambda x: x.reshape(16, *x.shape[2:]), batch),
+    )
+    assert shapes.pop() == ((2, 5), (2,))
+
+
 def test_the_first_row_of_a_stacked_array_is_sent_to_every_device():
     stack = jax_utils.replicate(np.ones((3, 2), np.float32))
     (found,) = collectives(jax.jit(lambda x: x[0]).lower(stack).compile().as_text())
