@@ -74,15 +74,28 @@ def gradient_or_loss(program: Program, node: ast.AST) -> str:
     """
     value: Any = program.resolve(node)
     is_first = False
+    is_other = False
     while isinstance(value, ast.Subscript):
         is_first = is_first_row(value)
+        is_other = not is_first
         value = program.resolve(value.value)
     transformation = program.called_path(getattr(value, "func", None))
     if transformation.endswith("value_and_grad") and is_first:
         return "loss"
+    if transformation == "jax.grad" and is_other and has_aux(program, value.func):
+        return ""
     if transformation.endswith("grad"):
         return "grad"
     return ""
+
+
+def has_aux(program: Program, function: ast.expr) -> bool:
+    """Return True for `jax.grad(f, has_aux=True)`, which returns more than gradients."""
+    transformation: Any = program.resolve(function)
+    match keywords_of(transformation).get("has_aux"):
+        case ast.Constant(value=True):
+            return True
+    return False
 
 
 def is_first_row(node: ast.AST) -> TypeGuard[ast.Subscript]:

@@ -173,6 +173,12 @@ LINES = [
     ("v = jax.value_and_grad(f); l, g = v(w); y = jax.lax.psum(g, 'i')",
      ["psum", "psum-gradients"]),
     ("l, g = jax.value_and_grad(f)(w); y = jax.lax.psum(l, 'i')", ["psum"]),
+    # What the loss returns beside itself isn't a gradient.
+    ("g, s = jax.grad(f, has_aux=True)(w); y = jax.lax.psum(s, 'i')", ["psum"]),
+    ("g, s = jax.grad(f, has_aux=True)(w); y = jax.lax.psum(g, 'i')",
+     ["psum", "psum-gradients"]),
+    ("u, v = jax.grad(f, (0, 1))(w, w); y = jax.lax.psum(v, 'i')",
+     ["psum", "psum-gradients"]),
     ("g = jax.grad(f)(w); y = g / jax.device_count()", ["divided-loss"]),
     ("y = jax.lax.all_gather(x, 'i', axis_index_groups=g)",
      ["all-gather", "axis-groups"]),
