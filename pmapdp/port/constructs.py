@@ -90,7 +90,7 @@ def gradient_or_loss(program: Program, node: ast.AST) -> str:
 
 
 def has_aux(program: Program, function: ast.expr) -> bool:
-    """Return True for `jax.grad(f, has_aux=True)`, which returns more than gradients."""
+    """Return True for `jax.grad(f, has_aux=True)`, whose result has another part."""
     transformation: Any = program.resolve(function)
     match keywords_of(transformation).get("has_aux"):
         case ast.Constant(value=True):
