@@ -182,6 +182,23 @@ def test_the_devices_sums_in_the_pictures_add_up_to_a_single_device_s(compared):
     assert f"{text} / 64 = {mean}<" in page
 
 
+def test_the_page_says_which_file_ran_and_which_of_its_lines_adds_up(compared):
+    """The columns of code are other programs, so the line is shown as it is there."""
+    _, report, page = compared
+    _, pmap, _ = report.runs
+    place, text = pmap.collectives[0].source, pmap.collectives[0].text
+    file, _, number = place.rpartition(":")
+    lines = (Path(command.__file__).parents[1] / file).read_text().splitlines()
+    assert lines[int(number) - 1].strip() == text
+    shown = " ".join(page.split())
+    assert f"pmapdp/{place} asks for it: <code>{escape(text)}</code>" in shown
+    for strategy in ("single", "pmap", "jit"):
+        file = f"pmapdp/steps/{strategy}.py"
+        took = f'The run above took <span data-file="{file}">{file}</span>'
+        assert shown.count(took) == 1
+    assert shown.count(">steps/pmap.py:") == 0
+
+
 def test_the_compiled_line_says_who_asked_for_the_all_reduce(compared):
     """A psum is yours. Under jit there's none, but a gradient, which is a sum."""
     _, report, page = compared
