@@ -111,7 +111,7 @@ def speedup_by_devices(
         plot_range(axes, counts, networks["your network"], "-", drawing.ACCENT)
         shade_from_half_speed(axes, counts, networks["your network"])
         axes.set_title(title, size=10)
-        axes.set(xlabel="devices", ylim=(0.15, 110))
+        axes.set(xlabel="devices", ylim=(0.05, 110))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(counts, [f"{count}" for count in counts])
@@ -119,7 +119,7 @@ def speedup_by_devices(
     panels[0].set_ylabel("times as fast as one")
     panels[0].text(28, 50, "ideal, and ResNet-50", ha="right", size=9)
     panels[1].text(64, 12, "ResNet-50", ha="right", size=9)
-    for axes, y in zip(panels, (6, 0.9), strict=True):
+    for axes, y in zip(panels, (2.7, 0.9), strict=True):
         yours = {"ha": "right", "size": 9, "color": drawing.ACCENT}
         axes.text(64, y, "your network", **yours)
 
@@ -141,7 +141,7 @@ def shade_from_half_speed(axes, counts, pairs: Ranges) -> None:
     start = 2 ** np.interp(0, below_half, np.log2(counts))
     axes.axvspan(start, counts[-1], color=drawing.ACCENT, alpha=0.1, lw=0)
     text = "your all-reduce takes\nlonger than computing"
-    axes.text(counts[-1], 0.17, text, ha="right", size=8)
+    axes.text(counts[-1], 0.06, text, ha="right", size=8)
 
 
 @drawing.picture
