@@ -30,7 +30,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
 PAGE = re.sub(r" \\\n *", " ", PAGE)  # a command's lines become one
 (PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 HEADER = re.search(r"```\n(run  .*?)```", PAGE, re.DOTALL)[1]
-(COMMAND,) = re.findall(r"^    python -m pmapdp\.train (.*)$", PAGE, re.MULTILINE)
+COMMAND, CARS_COMMAND = re.findall(
+    r"^    python -m pmapdp\.train (.*)$", PAGE, re.MULTILINE
+)
 
 
 def test_the_program_trains_on_all_devices_and_measures(capsys):
@@ -66,17 +68,18 @@ def too_few():
 """
 
 
+def write_cars(folder, more=""):
+    """Write the two files of the page before, and `more` below the data."""
+    for file, end in (("net.py", ""), ("data.py", more)):
+        (text,) = re.findall(rf"```python\n(# {file}\n.*?)```", CARS, re.DOTALL)
+        (folder / file).write_text(text + end, encoding="utf-8")
+
+
 def test_the_command_trains_the_files_of_the_page_before(folder, capsys):
     """One batch needs as many examples as the page says."""
-    for file, more in (("net.py", ""), ("data.py", TOO_FEW)):
-        (text,) = re.findall(rf"```python\n(# {file}\n.*?)```", CARS, re.DOTALL)
-        (folder / file).write_text(text + more, encoding="utf-8")
+    write_cars(folder, TOO_FEW)
     assert "One batch has 1,024 examples" in PAGE
-    (last,) = re.findall(r"^    (--warmup-steps.*)$", PAGE, re.MULTILINE)
-    *command, _, _, _, _ = COMMAND.split()
-    assert COMMAND.split()[-4::2] == last.split()[:4:2]
-    assert "--dtype" in command
-    arguments = [*command, *last.split(), "--steps", "1"]
+    arguments = [*CARS_COMMAND.split(), "--steps", "1"]
     assert cli.run(train.main, arguments) == 0
     shown = capsys.readouterr().out
     assert "1,024 over all devices, at most 128 on one" in shown
@@ -84,6 +87,22 @@ def test_the_command_trains_the_files_of_the_page_before(folder, capsys):
     arguments[arguments.index("data.py:make")] = "data.py:too_few"
     assert cli.run(train.main, arguments) == 2
     assert "takes 1024 examples" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_reaches_the_loss_that_the_page_says(folder, capsys):
+    """A lower one than the page before, in fewer updates."""
+    write_cars(folder)
+    assert cli.run(train.main, CARS_COMMAND.split()) == 0
+    shown = capsys.readouterr().out
+    loss = float(re.search(r"^test loss: .*last ([\d.]+)", shown, re.MULTILINE)[1])
+    stated = float(re.search(r"a test loss of about ([\d.]+)\.", PAGE)[1])
+    assert loss == pytest.approx(stated, rel=0.2)
+    before = float(re.findall(r"^test loss: .*last ([\d.]+)", CARS, re.MULTILINE)[-1])
+    assert f"ten epochs end at {before:.1f}" in PAGE
+    assert loss < before
+    updates = re.search(r"^updates  ([\d,]+), ", shown, re.MULTILINE)[1]
+    assert f"they make {10 * 4096 // 64} updates, and these 90 only {updates}" in PAGE
 
 
 def test_jax_knows_both_names_of_the_memory_setting():
