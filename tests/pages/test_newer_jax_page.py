@@ -190,7 +190,15 @@ def test_shard_map_leaves_the_other_axes_to_the_compiler():
     np.testing.assert_array_equal(jax.jit(added)(np.arange(8.0)), [12, 16])
 
 
-def test_with_mesh_warns():
+def enter(context):
+    """Enter a context. A warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with context:
+            pass
+
+
+def test_with_mesh_warns_and_still_works():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     with pytest.warns(DeprecationWarning, match="jax.set_mesh"), mesh:
         pass
@@ -403,6 +411,10 @@ FAILURES = {
             lambda x: add_up(lax.pcast(0.0, "data", to="varying"), x)[None],
             out_specs=P("data"),
         ),
+    ),
+    "context manager has": (
+        lambda: enter(MESH),
+        lambda: enter(jax.set_mesh(MESH)),
     ),
     "'check_rep'": (
         lambda: on_mesh(lambda x: x, out_specs=P("data"), check_rep=False),
