@@ -737,7 +737,13 @@ def test_the_file_of_lesson_12_runs_as_the_page_fills_it_in(tmp_path):
     last = done.stdout.splitlines()[-1]
     assert last.startswith("NOT PROVEN: on one device the step gives another result")
     assert "each device has its own key, batch_stats: over groups" in last
-    assert "`NOT PROVEN`" in page
+    assert "over groups of the batch, each with its own, the step gives the" in last
+    shown = page.partition("though the step is correct:\n\n```\n")[2].partition("```")[
+        0
+    ]
+    ends = [line.removesuffix("...") for line in shown.splitlines()]
+    for line, end in zip(done.stdout.splitlines()[-2:], ends, strict=True):
+        assert line.startswith(end)
 
 
 def test_the_file_says_what_to_fill_in(tmp_path):
