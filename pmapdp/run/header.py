@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pmapdp.config import SCHEDULES, Config
-from pmapdp.devices import describe
+from pmapdp.devices import count_from_environment, describe
 from pmapdp.job import Job
 from pmapdp.optimizer import peak_learning_rate
 from pmapdp.recipes import RECIPES
@@ -92,10 +92,18 @@ def header_lines(job: Job, state: TrainState, facts: dict[str, Any]) -> list[str
 
 
 def describe_devices(job: Job) -> str:
-    """Describe the devices and the mesh."""
+    """Describe the devices and the mesh, and say if more could have been simulated."""
+    config = job.config
     text = describe(job.devices)
-    if job.config.mesh or job.config.layout != "data":
+    if config.mesh or config.layout != "data":
         text += f", {job.layout.text}"
+    is_one_cpu = len(job.devices) == 1 and job.devices[0].platform == "cpu"
+    was_asked = config.devices or count_from_environment()
+    if is_one_cpu and config.strategy != "single" and not was_asked:
+        text += (
+            ", with which JAX had started: call pmapdp.devices.simulate(8) before its "
+            "first use for more"
+        )
     return text
 
 
