@@ -337,7 +337,7 @@ def accumulate(kernels, micro_batches, spec):
 
 
 def count_all_reduces(kernels, spec):
-    """How often the compiled `accumulate` runs its all-reduce."""
+    """Count how often the compiled `accumulate` runs its all-reduce."""
     program = accumulate.lower(kernels, micro_batches, spec).compile()
     (found,) = collectives(program.as_text())
     return found.runs
