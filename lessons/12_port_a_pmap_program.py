@@ -103,9 +103,10 @@ for line in marked_lines:
 # - Linen's `init` used to return a `FrozenDict`, whose `pop` returned two values. Today it returns a plain dict, and the
 #   program would stop again, with `ValueError: too many values to unpack (expected 2)`. You don't need any `pop`.
 #
-# The port will remove the two slow `[0]`s, so leave them for now. The next cell makes the repairs, marked by `-` and
-# `+`, and runs the program in this notebook. Your port has to print these numbers again. Each loss is the last batch's
-# alone, as in many old programs, so it may also rise:
+# The two `[0]`s are slow because JAX sends device 0's row to all the other devices, though you only want to read it. The
+# port will remove them, so leave them for now. The next cell makes the repairs, marked by `-` and `+`, and runs the
+# program in this notebook. Your port has to print these numbers again. Each loss is the last batch's alone, as in many
+# old programs, so it may also rise:
 
 # %%
 from pmapdp.lessons.programs import patch
@@ -152,7 +153,8 @@ lesson_12.before_and_after()
 # The last two columns agree: both averages are weighted sums, so it doesn't matter which comes first. And nothing reads
 # the running averages during training, so the parameters stay the same, too.
 #
-# Here's everything that changes in the repaired program, whose file is called 12_old_pmap.py in this course:
+# Here's everything that changes. In the folder of the course's programs, `old_train.py` with its repairs is
+# `12_old_pmap.py`, and your port is `12_ported.py`:
 #
 # include the difference of 12_old_pmap.py and 12_ported.py
 #
