@@ -133,7 +133,9 @@ def choose_layout(layout: Any, batch_axis: int) -> Layout:
         return layout
     if isinstance(layout, NamedSharding):
         replicated = NamedSharding(layout.mesh, PartitionSpec())
-        rows = NamedSharding(layout.mesh, PartitionSpec(*layout.spec[:1]))
+        # `per_device` leaves [N, ...] are split as the examples of the batch are.
+        examples = layout.spec[batch_axis : batch_axis + 1]
+        rows = NamedSharding(layout.mesh, PartitionSpec(*examples))
         return Layout(
             place_state=lambda state, _: jax.device_put(state, replicated),
             place_batch=lambda batch, _: jax.device_put(batch, layout),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from steps import BATCH, MESH, W, alone, descend, loss_of, mean, on_pmap, total
 
@@ -313,6 +314,32 @@ def test_rows_for_other_devices_are_not_compared():
     )
     assert report.verdict == "incomplete", str(report)
     assert "per_device names is [4, 5], which are not 8 rows" in flat(report)
+
+
+def test_rows_of_each_device_are_split_as_the_batch_is():
+    """The examples are on axis 1 of the batch, and their sharding is the layout."""
+    columns = NamedSharding(MESH, P(None, "i"))
+    rows = NamedSharding(MESH, P("i"))
+    replicated = NamedSharding(MESH, P())
+    state = {"w": W, "own": np.arange(8.0, dtype=np.float32)}
+
+    def step(state, batch):
+        gradient = jax.grad(lambda w: jnp.mean((batch["x"][0] @ w) ** 2))(state["w"])
+        return {"w": state["w"] - 0.1 * gradient, "own": state["own"]}
+
+    state_shardings = {"w": replicated, "own": rows}
+    report = verify(
+        reference=step,
+        step=jax.jit(
+            step, in_shardings=(state_shardings, columns), out_shardings=state_shardings
+        ),
+        state=state,
+        batch={"x": BATCH["x"][None]},
+        batch_axis=1,
+        layout=columns,
+        per_device="own",
+    )
+    assert report.verdict == "passed", str(report)
 
 
 @pytest.mark.parametrize(
