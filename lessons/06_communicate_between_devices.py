@@ -152,11 +152,15 @@ for link, (latency, bandwidth) in links.items():
 #
 # A tenth of a second: each GPU sends 2 * 7 / 8 times 28 GB at 450 GB/s, which takes 0.109 s, and the 14 latencies
 # together are only 0.00003 s. For lesson 05's small network it's the other way round: on every link, most of the time
-# is latency. On NVLink the two costs are equal at 8 * 2 µs * 450 GB/s = 7 MB.
+# is latency.
+#
+# The two costs are equal if a chunk, `size / N`, takes as long to send as the latency. That's at N * latency *
+# bandwidth, which on NVLink is 8 * 2 µs * 450 GB/s = 7 MB.
 #
 # </details>
 #
-# Small messages are expensive, so send all the gradients in one message, and not in one per layer. For small messages
+# Small messages are expensive, so don't send one for every array of the network. One message for everything isn't
+# always best either, as you'll see below, because it can't leave before the last gradient is ready. For small messages
 # on many devices, libraries also use algorithms with fewer steps: trees, or the butterfly of exercise 2.
 #
 # ## Does the formula hold?

@@ -4,7 +4,7 @@ Run it again to continue from the last finished epoch. DEVICES=1 simulates one d
 
 PROCESSES=2 COORDINATOR=127.0.0.1:1234 PROCESS_ID=0 python 19_gpt.py FOLDER  # in one terminal
 PROCESSES=2 COORDINATOR=127.0.0.1:1234 PROCESS_ID=1 python 19_gpt.py FOLDER  # in another
-PROCESSES=16 srun --ntasks-per-node=8 --gpus-per-node=8 python 19_gpt.py FOLDER  # with Slurm
+PROCESSES=8 srun --ntasks=8 --gpus-per-node=8 python 19_gpt.py FOLDER  # with Slurm, on 8 GPUs
 """
 
 import os
@@ -215,7 +215,7 @@ def eval_step(state, batch):
 def report(all_sums):
     """Mean loss over the tokens of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    return f"loss {totals['loss'] / totals['count']:.4f}"
+    return f"loss {totals['loss'] / totals['count']:.7f}"  # all digits, to compare runs
 
 
 # A state that is split (lesson 16)
