@@ -371,7 +371,7 @@ class Config:
             object.__setattr__(self, field.name, value)
             check_value(field, value)
         check_together(self)
-        check_effects(self)
+        check_effects(self, find_unused(self))
 
 
 def config_from_json(settings: dict[str, Any]) -> Config:
@@ -466,16 +466,22 @@ def check_together(config: Config) -> None:
             f"--best {config.best!r} doesn't say which is better: "
             "try highest:accuracy or lowest:loss"
         )
+    # A schedule of yours replaces the name, so it can't be piecewise.
     if (config.schedule == "piecewise") != bool(config.switch_epochs):
         raise UserError(
-            "--schedule piecewise and --switch-epochs need each other: "
-            "try --schedule piecewise --switch-epochs 3 7"
+            "the built-in --schedule piecewise and --switch-epochs need each other: "
+            "try --schedule piecewise --switch-epochs 3 7, or leave both out"
         )
 
 
-def check_effects(config: Config) -> None:
-    """Refuse settings without effect: they'd be wrong numbers in somebody's table."""
-    for name, needed in find_unused(config).items():
+def check_effects(config: Config, unused: dict[str, str]) -> None:
+    """Refuse settings without effect: they'd be wrong numbers in somebody's table.
+
+    Args:
+        config: The settings.
+        unused: {setting without effect: what would give it one}.
+    """
+    for name, needed in unused.items():
         value = getattr(config, name)
         default = getattr(Config, name)
         if value != default:
@@ -486,15 +492,17 @@ def check_effects(config: Config) -> None:
 
 
 def find_unused(config: Config) -> dict[str, str]:
-    """Return {setting without effect: the flag that would give it one}."""
+    """Return {setting without effect: what would give it one}."""
     unused = {}
-    if config.optimizer != "adamw":
-        unused["weight_decay"] = "--optimizer adamw"
+    if config.schedule not in SCHEDULES:  # yours has to do these itself
+        built_in = "a built-in --schedule, such as cosine"
+        unused["learning_rate"] = built_in
+        unused["warmup_steps"] = built_in
+        unused["scale_learning_rate"] = built_in
     if config.schedule != "piecewise":
         unused["switch_factor"] = "--schedule piecewise"
     if config.scale_learning_rate == "none":
         unused["base_batch_size"] = "--scale-learning-rate linear"
-    if config.schedule not in SCHEDULES:  # yours has to do these itself
-        unused["warmup_steps"] = "a built-in --schedule"
-        unused["scale_learning_rate"] = "a built-in --schedule"
+    if config.optimizer != "adamw":
+        unused["weight_decay"] = "the built-in --optimizer adamw"
     return unused

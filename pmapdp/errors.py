@@ -23,7 +23,10 @@ EXAMPLE_FOLDER = "runs/first"
 # Below it a suggested name would usually mean something else: dropout is no layout.
 LEAST_SIMILARITY = 0.7
 # What to try if training diverges.
-DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
+DIVERGED_ADVICE = (
+    "try a lower --learning-rate (in a schedule of yours, lower rates), "
+    "--warmup-steps 100, or --clip-norm 1"
+)
 
 
 class UserError(Exception):

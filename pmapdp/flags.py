@@ -12,7 +12,13 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
-from pmapdp.config import REMOVED_SETTINGS, Config, StrategyName, flag
+from pmapdp.config import (
+    REMOVED_SETTINGS,
+    SCHEDULES,
+    Config,
+    StrategyName,
+    flag,
+)
 from pmapdp.errors import UserError, unknown_name
 from pmapdp.recipes import RECIPES
 
@@ -104,9 +110,15 @@ def parse_with_recipe(
     sizes = {"global_batch_size", "per_device_batch_size"}
     if len(sizes & values.keys()) == 1:
         values |= dict.fromkeys(sizes - values.keys())
-    # The switches of a recipe's schedule don't go with another schedule.
-    if values.get("schedule", recipe.schedule) != recipe.schedule:
-        values = {"switch_epochs": ()} | values
+    # The switches of a recipe's schedule don't go with another schedule, and its rate
+    # doesn't go with a schedule of yours.
+    schedule = values.get("schedule", recipe.schedule)
+    unused = []
+    if schedule != recipe.schedule:
+        unused = ["switch_epochs"]
+    if schedule not in SCHEDULES:
+        unused += ["learning_rate", "warmup_steps", "scale_learning_rate"]
+    values = {name: getattr(Config, name) for name in unused} | values
     return dataclasses.replace(recipe, **values), options(**option_values)
 
 

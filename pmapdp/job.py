@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from pmapdp.config import SCHEDULES, Config, flag
+from pmapdp.config import SCHEDULES, Config, check_effects, flag
 from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import build_model, check_task
 from pmapdp.custom.optimizer import check_optimizer, check_schedule, trainable_filter
@@ -215,6 +215,8 @@ def make_task(
         classifies = True
     else:
         classifies = loss is cross_entropy
+        if config.label_smoothing:
+            check_effects(config, {"label_smoothing": "the built-in loss"})
         if custom.metrics is not None:
             raise UserError(
                 "metrics= is for the cross-entropy: return them in the metrics of your "

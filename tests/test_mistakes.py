@@ -251,6 +251,14 @@ MISTAKES = [
         yours("--schedule", "nets.py:falling", "--warmup-steps", "5"),
         ["--warmup-steps 5", "no effect", "--warmup-steps 0"],
     ),
+    (
+        yours("--schedule", "nets.py:falling", "--learning-rate", "0.1"),
+        ["--learning-rate 0.1", "no effect", "--learning-rate 0.005"],
+    ),
+    (
+        yours("--optimizer", "nets.py:optimizer", "--weight-decay", "0.1"),
+        ["--weight-decay 0.1", "no effect", "--weight-decay 0.0"],
+    ),
     (yours("--optimizer", "nets.py:optimizer"), ["optax"]),
     (yours("--best", "lowest:error"), ["lowest:error", "lowest:loss"]),
     # files and folders of a run

@@ -57,10 +57,10 @@ def check_optimizer(
         transformation = optimizer(record)
         state = jax.eval_shape(transformation.init, params)
         jax.eval_shape(transformation.update, params, state, params)
-    if not steps:  # the log would show a learning rate that isn't the optimizer's
+    if not steps:
         raise UserError(
-            f"{name} does not use its schedule, so --learning-rate would have no "
-            f"effect: use {EXAMPLE}"
+            f"{name} does not use its schedule, so the log would show another "
+            f"learning rate: use {EXAMPLE}"
         )
 
 

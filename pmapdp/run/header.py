@@ -148,7 +148,8 @@ def describe_loss(job: Job) -> str:
     text = name_of_function(job.task.loss)
     if job.task.augment is not None:
         text += f" of examples changed by {name_of_function(job.task.augment)}"
-    if job.task.classifies and job.config.label_smoothing:
+    is_built_in = job.task.classifies and job.custom.loss is None
+    if is_built_in and job.config.label_smoothing:
         text += ", smoothed during training only"
     return text
 

@@ -18,6 +18,7 @@ from launch import python
 from pmapdp import cli, recipes
 from pmapdp.config import Config
 from pmapdp.distributed import ProcessesOptions
+from pmapdp.errors import UserError
 from pmapdp.flags import parse_with_recipe, read_flags
 from pmapdp.recipes import RECIPES, compare_with_reported
 from pmapdp.train import COMMAND
@@ -164,6 +165,15 @@ def test_a_schedule_replaces_the_recipes_with_its_switches():
         config = parse("mirrored", "--schedule", schedule)
         assert (config.schedule, config.switch_epochs) == (schedule, ())
     assert parse("mirrored", "--schedule", "piecewise").switch_epochs == (3, 7)
+
+
+def test_a_schedule_of_yours_replaces_the_recipes_with_its_rate():
+    for recipe in ("mirrored", "speedrun"):
+        config = parse(recipe, "--schedule", "rates.py:rate")
+        assert config.schedule == "rates.py:rate"
+        assert config.learning_rate == Config.learning_rate
+    with pytest.raises(UserError, match="warmup_steps=5 has no effect"):
+        parse("speedrun", "--schedule", "rates.py:rate", "--warmup-steps", "5")
 
 
 STARTED = """

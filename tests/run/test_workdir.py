@@ -17,7 +17,7 @@ from points import DATA, Net, run
 
 from pmapdp.config import REMOVED_SETTINGS, Config
 from pmapdp.errors import DivergedError, StoppedError, UserError
-from pmapdp.loss import MetricSums
+from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.run.same_run import fixed_settings
 from pmapdp.run.workdir import (
     lock_workdir,
@@ -178,10 +178,57 @@ def class_weighted(model, batch, class_weights, name):
     return MetricSums((weights * losses).sum(), None, weights.sum())
 
 
-def test_settings_that_a_schedule_of_yours_ignores_are_refused():
-    for settings in ({"warmup_steps": 3}, {"scale_learning_rate": "sqrt"}):
-        with pytest.raises(UserError, match="has no effect without a built-in sched"):
-            run(custom={"schedule": lambda step: 0.1}, steps=1, **settings)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"learning_rate": 0.1},
+        {"warmup_steps": 3},
+        {"scale_learning_rate": "sqrt"},
+    ],
+)
+def test_settings_that_a_schedule_of_yours_ignores_are_refused(settings):
+    with pytest.raises(UserError, match="has no effect without a built-in sched"):
+        run(custom={"schedule": lambda step: 0.1}, steps=1, **settings)
+
+
+def test_a_schedule_of_yours_has_no_switches():
+    settings = {"schedule": "piecewise", "switch_epochs": (3,)}
+    with pytest.raises(UserError, match='the built-in schedule="piecewise" and switch'):
+        run(custom={"schedule": lambda step: 0.1}, steps=1, **settings)
+
+
+def test_a_weight_decay_that_an_optimizer_of_yours_ignores_is_refused():
+    settings = {"optimizer": "adamw", "weight_decay": 0.1}
+    words = 'weight_decay=0.1 has no effect without the built-in optimizer="adamw": '
+    with pytest.raises(UserError, match=words):
+        run(custom={"optimizer": optax.lion}, steps=1, **settings)
+
+
+class WithLoss(Net):
+    """A network whose class brings its loss along."""
+
+    def loss(self, batch):
+        return cross_entropy(self, batch)
+
+
+@pytest.mark.parametrize(
+    "custom",
+    [
+        {"loss": functools.partial(cross_entropy, label_smoothing=0.3)},
+        {"loss": cross_entropy},
+        {"model": WithLoss},
+    ],
+)
+def test_a_label_smoothing_that_a_loss_of_yours_ignores_is_refused(custom):
+    words = r"label_smoothing=0\.2 has no effect without the built-in loss"
+    with pytest.raises(UserError, match=words):
+        run(custom=custom, steps=1, label_smoothing=0.2)
+    run(custom=custom, steps=1, label_smoothing=0.0)
+
+
+def test_the_header_shows_no_smoothing_beside_a_cross_entropy_without_it(capsys):
+    run(custom={"loss": cross_entropy}, steps=1)
+    assert "loss     cross_entropy\n" in capsys.readouterr().out
 
 
 def test_a_loss_with_an_array_as_its_argument_is_named(capsys):
