@@ -103,7 +103,7 @@ def print_error(error: BaseException) -> int:
         print(f"error: {error.message}", file=sys.stderr)
         return error.status
     if isinstance(error, StoppedError):
-        print(error, file=sys.stderr)
+        print(error.args[0], file=sys.stderr)
         return error.status
     # The reader of the output has gone, as `head` does. rich raises SystemExit then.
     if BrokenPipeError in (type(error), type(error.__context__)):

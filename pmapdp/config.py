@@ -10,6 +10,7 @@ import inspect
 import math
 import os
 import re
+import shlex
 import typing
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
@@ -387,9 +388,12 @@ def config_from_json(settings: dict[str, Any]) -> Config:
     return Config(**values)
 
 
-def flag(field: str) -> str:
-    """Return the command-line flag of a field."""
-    return "--" + field.replace("_", "-")
+def flag(field: str, value: Any = None) -> str:
+    """Return the command-line flag of a field, with a value if one is given."""
+    name = "--" + field.replace("_", "-")
+    if value is None:
+        return name
+    return f"{name} {shlex.quote(str(value))}"
 
 
 def check_value(field: dataclasses.Field[Any], value: Any) -> None:
@@ -486,8 +490,8 @@ def check_effects(config: Config, unused: dict[str, str]) -> None:
         default = getattr(Config, name)
         if value != default:
             raise UserError(
-                f"{flag(name)} {value} has no effect without {needed}: add that, or "
-                f"use {flag(name)} {default}"
+                f"{flag(name, value)} has no effect without {needed}: add that, or "
+                f"use {flag(name, default)}"
             )
 
 

@@ -19,7 +19,11 @@ NAMES = (
     "scale-learning-rate"
 )
 NAME_FLAG = rf"(?<![\w-])--(?:{NAMES})"
-EXAMPLE_FOLDER = "runs/first"
+# A number, up to the end of its word.
+NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![^\s,:;)])"
+# Another value without quotes, such as a path or `lowest:loss`. A slash, dot or colon
+# in it tells it from the next word of the sentence.
+TEXT = rf"(?!{NUMBER})[^\s'\"]*[/.:][^\s'\"]*(?<![,:;)])"
 # Below it a suggested name would usually mean something else: dropout is no layout.
 LEAST_SIMILARITY = 0.7
 # What to try if training diverges.
@@ -93,6 +97,9 @@ class StoppedError(KeyboardInterrupt):
         self.status = status
         self.state = state
 
+    def __str__(self) -> str:
+        return flags_to_arguments(super().__str__())
+
 
 # A command and your program may both get a message that names a setting, and some
 # seventy messages do. This one rule lets each be a plain sentence. Otherwise all would
@@ -101,14 +108,13 @@ def flags_to_arguments(message: str) -> str:
     """Return a message with arguments in place of flags.
 
     `--warmup-steps 5` becomes `warmup_steps=5`, `--switch-epochs 3 7` becomes
-    `switch_epochs=(3, 7)`, `--strategy jit` becomes `strategy="jit"`, and `--workdir`
-    becomes `workdir`.
+    `switch_epochs=(3, 7)`, `--strategy jit` becomes `strategy="jit"`, `--workdir a/b`
+    becomes `workdir="a/b"`, and `--workdir` becomes `workdir`.
     """
-    message = re.sub(rf"({FLAG}) ({EXAMPLE_FOLDER})", r'\1="\2"', message)
     message = re.sub(rf"({FLAG}) (\d+) (\d+)", r"\1=(\2, \3)", message)
-    message = re.sub(rf"({NAME_FLAG}) ([\w=,+:./-]*\w)", r'\1="\2"', message)
-    # Another value begins with a digit or a quote, or it goes on with the sentence.
-    message = re.sub(rf"({FLAG}) (?=-?\d|')", r"\1=", message)
+    message = re.sub(rf"({FLAG}) ({TEXT})", r'\1="\2"', message)
+    message = re.sub(rf"({NAME_FLAG}) ([\w=,+]*\w)", r'\1="\2"', message)
+    message = re.sub(rf"({FLAG}) (?={NUMBER}|')", r"\1=", message)
     return re.sub(FLAG, lambda flag: flag[0][2:].replace("-", "_"), message)
 
 

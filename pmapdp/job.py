@@ -290,9 +290,9 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
     size = setting * times
     if size > examples:
         raise UserError(
-            f"{flag(name)} {setting} on {shards} device(s) takes {size} examples an "
+            f"{flag(name, setting)} on {shards} device(s) takes {size} examples an "
             f"update, but the training set has {examples}: use at most "
-            f"{flag(name)} {examples // times}"
+            f"{flag(name, examples // times)}"
         )
     if config.accumulate > size:
         raise UserError(

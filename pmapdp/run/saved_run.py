@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from pmapdp.config import flag
 from pmapdp.errors import UserError, explain_errors
 from pmapdp.exported_file import read_exported_file
 from pmapdp.run.checkpoints import Checkpoints
@@ -116,7 +117,7 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     # The name of another model's folder is a common mistake.
     if not taken:
         raise UserError(
-            f"--init-from {path} has no array of {task.name}, for example no "
+            f"{flag('init_from', path)} has no array of {task.name}, for example no "
             f"{min(left)}: {advice}"
         )
     model = task.merge_arrays(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))

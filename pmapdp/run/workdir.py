@@ -20,7 +20,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from pmapdp.config import Config, config_from_json
+from pmapdp.config import Config, config_from_json, flag
 from pmapdp.errors import UserError, explain_errors
 from pmapdp.files import (
     RESULTS_SIGNATURES,
@@ -77,7 +77,7 @@ def open_workdir(job: Job) -> Iterator[Checkpoints | None]:
         job.processes.wait("the workdir")  # until process 0 has made its lock
         # If the folder isn't shared, only process 0 finds the file.
         has_lock = (folder / "pmapdp.lock").exists()
-        job.processes.require_same({f"--workdir {folder}": has_lock})
+        job.processes.require_same({flag("workdir", folder): has_lock})
         checkpoints = Checkpoints(
             folder / "checkpoints", find_provenance(job), job.config.keep_checkpoints
         )
@@ -92,7 +92,7 @@ def lock_workdir(path: str) -> Iterator[None]:
     A `UserError` says why it can't.
     """
     folder = Path(path)
-    with explain_errors(f"--workdir {path} cannot be written", WORKDIR_ADVICE):
+    with explain_errors(f"{flag('workdir', path)} cannot be written", WORKDIR_ADVICE):
         if "\\" in path:
             raise ValueError("TensorStore takes its backslash for a slash")
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,8 +108,8 @@ def lock_workdir(path: str) -> Iterator[None]:
         except BlockingIOError:
             lock.seek(0)
             raise UserError(
-                f"--workdir {path} is in use by process {lock.read(99)}: wait until "
-                "that run has ended, or name another folder"
+                f"{flag('workdir', path)} is in use by process {lock.read(99)}: "
+                "wait until that run has ended, or name another folder"
             ) from None
         # Whoever is refused can read who has it.
         lock.truncate(0)
@@ -123,9 +123,9 @@ def require_empty(folder: Path) -> None:
     for pattern in ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*"):
         for foreign in folder.glob(pattern):
             raise UserError(
-                f"--workdir {folder} holds {foreign.relative_to(folder)}, and no "
-                "config.json says that a run of pmapdp wrote it: name a new folder, "
-                "for example runs/first"
+                f"{flag('workdir', folder)} holds {foreign.relative_to(folder)}, "
+                "and no config.json says that a run of pmapdp wrote it: name a new "
+                "folder, for example runs/first"
             )
 
 

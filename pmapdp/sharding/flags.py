@@ -91,7 +91,7 @@ def check_sharding(config: Config) -> None:
         value = getattr(config, name)
         if value != getattr(Config, name):
             raise UserError(
-                f"{flag(name)} {value} needs --strategy jit, because --strategy "
+                f"{flag(name, value)} needs --strategy jit, because --strategy "
                 f"{config.strategy} splits the batch alone"
             )
 

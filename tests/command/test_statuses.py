@@ -114,6 +114,33 @@ def test_from_python_the_values_of_a_setting_are_in_quotes():
     assert len(checked) >= 12
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "argument"),
+    [
+        ("workdir", "runs/a", 'workdir="runs/a"'),
+        ("workdir", "/home/my runs/[1]", "workdir='/home/my runs/[1]'"),
+        ("init_from", "/home/model.zip", 'init_from="/home/model.zip"'),
+        ("init_from", "2024/a", 'init_from="2024/a"'),
+        ("metrics_file", ".", 'metrics_file="."'),
+        ("best", "lowest:loss", 'best="lowest:loss"'),
+        ("dataset", "photos/", 'dataset="photos/"'),
+        ("coordinator", "127.0.0.1:9876", 'coordinator="127.0.0.1:9876"'),
+        ("learning_rate", 1e-05, "learning_rate=1e-05"),
+        ("learning_rate", -0.5, "learning_rate=-0.5"),
+    ],
+)
+def test_from_python_a_text_is_in_quotes_and_a_number_isnt(name, value, argument):
+    error = UserError(f"{flag(name, value)}: no; {flag(name, value)} and {flag(name)}.")
+    assert str(error) == f"{argument}: no; {argument} and {name}."
+
+
+def test_from_python_a_stopped_run_names_arguments(capsys):
+    error = StoppedError("stopped; with --workdir runs/first it resumes", 130)
+    assert cli.run(raising(error), []) == 130
+    assert capsys.readouterr().err == f"{error.args[0]}\n"
+    assert str(error) == 'stopped; with workdir="runs/first" it resumes'
+
+
 COMMAND = "import sys; from pmapdp import cli; sys.exit(cli.run(lambda _: {body}))"
 PRINT = "__import__('rich.console').console.Console().print('x' * 80)"
 RICH = f"[{PRINT} for _ in range(9999)]"

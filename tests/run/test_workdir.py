@@ -319,7 +319,8 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch, workdir)
     Path("file").write_text("")
     with (
         pytest.raises(
-            UserError, match=r"workdir .* cannot be written \(.*\): name .*runs/first"
+            UserError,
+            match=r"workdir[= ].* cannot be written \(.*\): name .*runs/first",
         ),
         lock_workdir(workdir),
     ):
