@@ -185,20 +185,14 @@ def initial_state(task: Task) -> TrainState:
     )
 
 
-def create_state(task: Task, sharding: Any = None) -> TrainState:
-    """Make the state before the first update, on the host or placed on devices.
+def create_state(task: Task) -> TrainState:
+    """Make the state before the first update, as NumPy's arrays.
 
-    Args:
-        task: What is trained.
-        sharding: One for all arrays, or a pytree of them like the state. Each device
-            gets only its shards. None: the arrays are NumPy's.
+    It's made on the host, so that no device has to hold all of a state that a strategy
+    then splits.
     """
     with use_host(), jax.transfer_guard("allow"):
-        state = jax.device_get(initial_state(task))
-    if sharding is None:
-        return state
-    # From the host, so that no device ever holds the whole state.
-    return jax.device_put(state, sharding)
+        return jax.device_get(initial_state(task))
 
 
 def named_leaves(*trees: Any) -> dict[str, Any]:

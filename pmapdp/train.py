@@ -190,19 +190,19 @@ def restore_or_init(
     state comes from `--init-from`, or from the seed.
     """
     config = job.config
-    sharding = job.strategy.state_sharding
     if checkpoints is None or not checkpoints.steps():
         task = job.task
         message = ""
         if config.init_from:
             task, message = load_weights(task, config.init_from)
-        return create_state(task, sharding), Progress(job), message
+        state = job.strategy.place_state(create_state(task))
+        return state, Progress(job), message
 
     step = checkpoints.steps()[-1]
     state, saved = checkpoints.read(
         step,
         job.task,
-        sharding,
+        job.strategy.state_sharding,
         accept_changed_functions=config.accept_changed_functions,
     )
     progress = Progress(job, step, **saved)

@@ -49,7 +49,7 @@ def test_it_holds_the_state_of_the_call(tmp_path):
         strategy="jit", devices=4, shard_state="parameters", global_batch_size=20
     )
     job = make_job(config, CustomParts(model=Net, data=DATA))
-    state = create_state(job.task, job.strategy.state_sharding)
+    state = job.strategy.place_state(create_state(job.task))
     checkpoints = Checkpoints(tmp_path / "checkpoints", RUN)
     saved = {}
     for step, (batch, _) in enumerate(

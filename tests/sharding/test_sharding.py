@@ -55,7 +55,7 @@ def five_updates(model: str, strategy: str, task: Task, devices, layout: MeshLay
     an evaluation.
     """
     steps = choose_strategy(strategy, task, devices, layout)
-    state = create_state(task, steps.state_sharding)
+    state = steps.place_state(create_state(task))
     shards = layout.batch_shards
     split = Split(*entry.examples_for(model, 83, 1))
     for batch in Batches(
@@ -118,7 +118,7 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made():
     in_program = 0  # the numbers in the largest array
     for shape in re.findall(r"\b[fsu]\d+\[([\d,]+)\]", program.as_text()):
         in_program = max(in_program, math.prod(map(int, shape.split(","))))
-    state = create_state(task, fitted.state_sharding(task))
+    state = jax.device_put(create_state(task), fitted.state_sharding(task))
     on_device = 0
     for leaf in jax.tree.leaves(state):
         for shard in leaf.addressable_shards:
@@ -229,7 +229,7 @@ def test_a_split_optimizer_state_gathers_the_parameters_once():
     devices = jax.devices()[:8]
     layout = fit_layout(devices, task, (28, 28, 1), shard_state="optimizer")
     steps = choose_strategy("jit", task, devices, layout)
-    state = create_state(task, steps.state_sharding)
+    state = steps.place_state(create_state(task))
     (batch, *_) = entry.batches(entry.examples_for("mlp", 16, 1), 16, devices=8)
     lowered = steps.train_step.lower(state, steps.place_batch(batch))
     moved = {
@@ -550,7 +550,7 @@ def test_the_loss_and_the_places_of_an_update():
     steps = choose_strategy("jit", task, devices, layout)
     (batch,) = Batches(data, 8, devices=2).epoch(0)
     state, sums = steps.train_step(
-        create_state(task, steps.state_sharding), steps.place_batch(batch)
+        steps.place_state(create_state(task)), steps.place_batch(batch)
     )
 
     start = create_state(task)
