@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,7 +28,12 @@ from pmapdp.layers import freeze_batch_norms
 from pmapdp.loss import cross_entropy
 from pmapdp.optimizer import OPTIMIZERS, make_optimizer, make_schedule
 from pmapdp.registry import MODELS, PYTHON_DATA, featurize, load_custom, load_data
-from pmapdp.sharding.flags import check_sharding, fit_layout, number_of_devices
+from pmapdp.sharding.flags import (
+    check_sharding,
+    count_batch_shards,
+    fit_layout,
+    number_of_devices,
+)
 from pmapdp.sharding.layout import MeshLayout
 from pmapdp.sharding.split_step import make_split_strategy
 from pmapdp.state import Task, named_leaves
@@ -122,7 +128,12 @@ def make_job(
     make_model = custom.model or MODELS[config.model]
     model = build_model(make_model, config.seed, config.dtype)
     arrays, _ = featurize(data, model)
-    task = make_task(config, custom, model, arrays.augment)
+    examples = arrays.train.num_examples
+    B = global_batch_size(config, count_batch_shards(config, len(devices)), examples)
+    updates_per_epoch = math.ceil(examples / B)
+    updates = config.epochs * updates_per_epoch
+    schedule = choose_schedule(config, custom, B, updates_per_epoch, updates)
+    task = make_task(config, custom, model, schedule, arrays.augment)
     # Built-in models and losses aren't tried here, because tests cover them.
     is_custom = (custom.model, custom.loss, custom.metrics) != (None, None, None)
     check_task(task, arrays, custom=is_custom, best=config.best)
@@ -130,24 +141,12 @@ def make_job(
 
     layout = make_layout(config, task, arrays, devices)
     local_shards = layout.shards_on(local_devices, task)
-    batches = make_batches(config, arrays, layout.batch_shards, local_shards)
-    updates = config.epochs * batches["train"].per_epoch
-    # Last, because a schedule needs the number of updates, and a per-device batch size
-    # the layout of the model over the devices.
-    optimizer, schedule = build_optimizer(config, custom, task, batches["train"])
-    task = dataclasses.replace(task, optimizer=optimizer)
-    config = dataclasses.replace(
-        config,
-        **name_custom_parts(from_python, task),
-        global_batch_size=batches["train"].batch_size,
-        per_device_batch_size=None,
-    )
     return Job(
-        config=config,
+        config=complete_config(config, from_python, task, B),
         custom=custom,
         devices=devices,
         task=task,
-        batches=batches,
+        batches=make_batches(config, arrays, B, layout.batch_shards, local_shards),
         total_steps=min(config.steps or updates, updates),
         # Operation by operation it would be a dozen programs to compile.
         schedule=jax.jit(schedule),
@@ -198,9 +197,13 @@ def require_same_data(
 
 
 def make_task(
-    config: Config, custom: CustomParts, model: nnx.Module, augment: Any = None
+    config: Config,
+    custom: CustomParts,
+    model: nnx.Module,
+    schedule: optax.Schedule,
+    augment: Any = None,
 ) -> Task:
-    """Make the task of a model without its optimizer: the loss, and what is trained."""
+    """Make the task of a model: its loss, its optimizer, and what is trained."""
     trainable = custom.trainable
     if trainable is None:
         trainable = config.trainable
@@ -224,8 +227,11 @@ def make_task(
             )
     chosen = trainable_filter(model, trainable)
     freeze_batch_norms(model, chosen)
+    if custom.optimizer is not None:
+        check_optimizer(custom.optimizer, schedule, nnx.state(model, chosen))
     return Task(
         model,
+        make_optimizer(config, schedule, custom.optimizer),
         seed=config.seed,
         dtype=config.dtype,
         loss=loss,
@@ -253,17 +259,17 @@ def make_layout(
 
 
 def make_batches(
-    config: Config, arrays: DataSet, shards: int, local_shards: range
+    config: Config, arrays: DataSet, B: int, shards: int, local_shards: range
 ) -> dict[str, Batches]:
     """Cut each part of the data into batches.
 
     Args:
         config: The settings.
         arrays: The data set.
+        B: The global batch size.
         shards: N, over which each batch is split.
         local_shards: Which of them this process reads.
     """
-    B = global_batch_size(config, shards, arrays.train.num_examples)
     make = functools.partial(Batches, devices=shards, local_shards=local_shards)
     batches = {}
     for name, part in arrays.parts.items():
@@ -302,19 +308,14 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
     return size
 
 
-def build_optimizer(
-    config: Config, custom: CustomParts, task: Task, batches: Batches
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Return the optimizer, and its learning rate by the updates made."""
+def choose_schedule(
+    config: Config, custom: CustomParts, B: int, updates_per_epoch: int, updates: int
+) -> optax.Schedule:
+    """Return the learning rate, a function of the number of updates made."""
     if custom.schedule is None:
-        updates = config.epochs * batches.per_epoch
-        schedule = make_schedule(config, batches.batch_size, batches.per_epoch, updates)
-    else:
-        schedule = custom.schedule
-        check_schedule(schedule)
-    if custom.optimizer is not None:
-        check_optimizer(custom.optimizer, schedule, task)
-    return make_optimizer(config, schedule, custom.optimizer), schedule
+        return make_schedule(config, B, updates_per_epoch, updates)
+    check_schedule(custom.schedule)
+    return custom.schedule
 
 
 def choose_strategy(
@@ -326,8 +327,11 @@ def choose_strategy(
     return STRATEGIES[name](task, devices)
 
 
-def name_custom_parts(custom: CustomParts, task: Task) -> dict[str, Any]:
-    """Return settings that name your Python values in the header and config.json."""
+def complete_config(config: Config, custom: CustomParts, task: Task, B: int) -> Config:
+    """Return the settings as the header and config.json show them.
+
+    They name your Python values, and have the global batch size.
+    """
     names: dict[str, Any] = {}
     if custom.data is not None:
         names["dataset"] = PYTHON_DATA
@@ -344,7 +348,9 @@ def name_custom_parts(custom: CustomParts, task: Task) -> dict[str, Any]:
         if name in (*OPTIMIZERS, *SCHEDULES):
             name = f"your {name}"
         names[setting] = name
-    return names
+    return dataclasses.replace(
+        config, **names, global_batch_size=B, per_device_batch_size=None
+    )
 
 
 def rebuild_task(config: Config, **python_values: Any) -> Task:
@@ -357,6 +363,4 @@ def rebuild_task(config: Config, **python_values: Any) -> Task:
     custom = load_custom_parts(config, custom)
     make_model = custom.model or MODELS[config.model]
     model = build_model(make_model, config.seed, config.dtype)
-    optimizer = make_optimizer(config, no_schedule, custom.optimizer)
-    task = make_task(config, custom, model)
-    return dataclasses.replace(task, optimizer=optimizer)
+    return make_task(config, custom, model, no_schedule)

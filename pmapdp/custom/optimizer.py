@@ -15,7 +15,7 @@ from pmapdp.errors import (
     name_or_repr,
     unknown_name,
 )
-from pmapdp.state import Task, named_leaves
+from pmapdp.state import named_leaves
 
 EXAMPLE = (
     "optimizer=optax.lion, or lambda schedule: "
@@ -36,9 +36,9 @@ def check_schedule(schedule: Any) -> None:
 
 
 def check_optimizer(
-    optimizer: Callable[..., Any], schedule: optax.Schedule, task: Task
+    optimizer: Callable[..., Any], schedule: optax.Schedule, params: Any
 ) -> None:
-    """Refuse an optimizer that fails, or that ignores the schedule."""
+    """Refuse an optimizer that fails on these parameters, or ignores the schedule."""
     name = f"optimizer={name_or_repr(optimizer)}"
     advice = (
         f"give a function of the schedule, such as {EXAMPLE}; rules that take more "
@@ -52,7 +52,7 @@ def check_optimizer(
         return schedule(step)
 
     # The state and the updates are only traced, so they take no memory.
-    params, _ = jax.device_get(task.split_arrays(task.model))
+    params = nnx.to_pure_dict(params)
     with explain_errors(f"{name} fails", advice, YourCodeError):
         transformation = optimizer(record)
         state = jax.eval_shape(transformation.init, params)

@@ -83,6 +83,27 @@ def parse_layout(text: str) -> Rules:
     return rules
 
 
+def count_batch_shards(config: Config, devices: int) -> int:
+    """Return the number of parts into which the devices split a batch.
+
+    `fit_layout` refuses a mesh that the devices or the model don't fit.
+    """
+    sizes = {AXIS: devices}
+    if config.mesh:
+        sizes = parse_mesh(config.mesh)
+    axes = batch_axes(parse_layout(config.layout), sizes)
+    return math.prod(sizes.get(axis, 1) for axis in axes)
+
+
+def batch_axes(rules: Rules, sizes: dict[str, int]) -> tuple[str, ...]:
+    """Return the mesh axes of the rule for the batch, by default `data`."""
+    if BATCH in rules:
+        return rules[BATCH]
+    if AXIS in sizes:
+        return (AXIS,)
+    return ()
+
+
 def check_sharding(config: Config) -> None:
     """Refuse what only --strategy jit can do."""
     if config.strategy == "jit":
@@ -112,7 +133,7 @@ def fit_layout(
 
     Args:
         devices: In the order of the mesh.
-        task: The model. Its optimizer isn't needed, and may not be made yet.
+        task: The model.
         example_shape: Of its inputs.
         mesh: As on the command line. None: one axis, `data`.
         layout: As on the command line.
@@ -159,11 +180,8 @@ def find_rules(layout: str, arrays: dict[str, Axes], sizes: dict[str, int]) -> R
         raise unknown_name(
             f"axis of the model in --layout {layout}", unknown[0], sorted(names)
         )
-    rules: Rules = {}
-    if AXIS in sizes:
-        rules[BATCH] = (AXIS,)
-    rules |= {name: split for name, split in requested.items() if name in names}
-    return rules
+    rules = {name: split for name, split in requested.items() if name in names}
+    return {BATCH: batch_axes(requested, sizes)} | rules
 
 
 def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) -> None:

@@ -37,6 +37,7 @@ from pmapdp.train import load_run
 
 RUN = Provenance(fixed_settings(Config()), {}, {})
 PROGRESS = {"examples": 0, "best": {}, "last": {}}
+RATE = optax.constant_schedule(0.1)
 
 
 def assert_same(one, other):
@@ -266,7 +267,7 @@ def test_a_run_starts_from_the_weights_of_another_and_says_so(finished, tmp_path
 @pytest.mark.parametrize("kind", ["run", "file"])
 def test_another_head_starts_as_the_seed_makes_it(finished, source, kind):
     task, news = load_weights(
-        make_task(Config(), CustomParts(), build(FiveClasses)), str(source[kind])
+        make_task(Config(), CustomParts(), build(FiveClasses), RATE), str(source[kind])
     )
     np.testing.assert_array_equal(
         task.model.hidden.kernel[...], finished[1].state.params["hidden"]["kernel"]
@@ -301,7 +302,7 @@ def test_the_other_run_may_have_had_more_devices(finished, tmp_path):
 
 def test_a_file_without_weights_is_one_sentence(source):
     cut = source["file"].with_name("cut")
-    task = make_task(Config(), CustomParts(), build(MODELS["mlp"]))
+    task = make_task(Config(), CustomParts(), build(MODELS["mlp"]), RATE)
     cut.write_bytes(source["file"].read_bytes()[:-100])
     for path, sentence in (
         (cut, r"cut is damaged or is no exported model \("),
