@@ -244,7 +244,15 @@ def train_epoch(
             state, sums = strategy.train_step(state, batch)
             progress.step += 1
             meter.add(progress.step, sums, examples)
-            report.update(progress.step, state, meter)
+            # The speed is without the first update, which was compiled, and without
+            # those that --profile slows down.
+            if report.compile_seconds is None:
+                meter.finish()
+                report.compile_seconds = meter.seconds
+                meter.start_clock()
+            if report.trace.update(state):
+                meter.start_clock()
+            report.update(progress.step, meter)
 
             if progress.is_epoch_end:
                 results = evaluate_epoch(job, state, progress.step, meter)
@@ -332,14 +340,18 @@ def save(
         return
     if progress.step in checkpoints.steps():
         return
-    progress_so_far = progress.to_json(meter)
+    if progress.step % job.batches["train"].per_epoch:
+        # A resumed run needs these sums for the means over the whole epoch.
+        meter.finish()
+        progress.sums = dict(meter.sums)
+        progress.examples = meter.examples
     state = make_global(state, job.strategy.state_sharding)
     # A run that resumed from a NaN would end at once, every time.
     if not is_finite(state):
         raise DivergedError(
             f"the state is not finite after step {progress.step}: {DIVERGED_ADVICE}"
         )
-    checkpoints.save(progress.step, state, progress_so_far)
+    checkpoints.save(progress.step, state, progress.to_json())
 
 
 def stopped_error(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pmapdp.job import Job
-from pmapdp.metrics import ACCURACIES, Meter
+from pmapdp.metrics import ACCURACIES
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Progress:
         epochs: The results of each epoch by its number, as in the metrics file.
         best: The results of the best epoch. {} before the first one has ended.
         last: The results of the last epoch that has ended, or {}.
-        sums: The metric sums of an epoch that is resumed in its middle, else {}.
+        sums: The metric sums of an epoch that was saved in its middle, else {}.
         examples: The number of examples in them.
         best_state: The best epoch's state on the host, if no checkpoint has it.
     """
@@ -76,18 +76,10 @@ class Progress:
             return -math.inf
         return -value if order == "lowest" else value
 
-    def to_json(self, meter: Meter) -> dict[str, Any]:
-        """Return the progress as a checkpoint holds it.
-
-        Args:
-            meter: The meter of the current epoch. In the middle of an epoch its sums
-                are kept, so that a resumed run has the means over all examples.
-        """
-        values = {"best": self.best, "last": self.last, "sums": {}, "examples": 0}
-        if self.step % self.job.batches["train"].per_epoch:
-            meter.finish()
-            values |= {"sums": meter.sums, "examples": meter.examples}
-        return values
+    def to_json(self) -> dict[str, Any]:
+        """Return the progress as a checkpoint holds it."""
+        names = ("best", "last", "sums", "examples")
+        return {name: getattr(self, name) for name in names}
 
 
 def choose_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, str]:

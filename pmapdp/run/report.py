@@ -33,6 +33,10 @@ class Report:
     """The lines of a run, with a bar on a terminal. Its files say the same as data.
 
     Only the first process prints and writes. `stack` closes what this opens.
+
+    Attributes:
+        compile_seconds: The time of the first update. None before it.
+        trace: The trace of `--profile`.
     """
 
     def __init__(self, job: Job, stack: contextlib.ExitStack):
@@ -96,14 +100,8 @@ class Report:
             self.bar.add_task("compiling", total=self.job.total_steps, completed=step)
             self.shown = -math.inf  # it changes as soon as it has compiled
 
-    def update(self, step: int, state: TrainState, meter: Meter) -> None:
+    def update(self, step: int, meter: Meter) -> None:
         """Report update `step`, which the devices may still compute."""
-        # The first update's time counts as compiling.
-        if self.compile_seconds is None:
-            meter.finish()
-            self.compile_seconds = meter.seconds
-            meter.start_clock()
-        self.trace.update(state, meter)
         self.files.write_losses(meter)
         wait = SECONDS_BETWEEN_LINES
         if self.bar:

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from pmapdp.job import Job
-from pmapdp.metrics import Meter
 
 WARM_UP = 4  # updates before the trace
 TRACED = 10  # updates in it
@@ -27,8 +26,12 @@ class Trace:
         if job.config.profile and job.config.workdir and job.processes.is_process_0:
             self.folder = Path(job.config.workdir) / "profile"
 
-    def update(self, state: Any, meter: Meter) -> None:
-        """Start the trace after the first updates, and end it after some more."""
+    def update(self, state: Any) -> bool:
+        """Start the trace after the first updates, and end it after some more.
+
+        Returns:
+            True if the update's time doesn't count, because tracing slows it down.
+        """
         self.updates += 1
         if self.updates == WARM_UP and self.folder:
             # Otherwise the trace would begin with updates that were started before.
@@ -37,9 +40,7 @@ class Trace:
         elif self.updates == WARM_UP + TRACED and self.folder:
             jax.block_until_ready(state)
             self.end()
-        # The traced updates are slow, so examples/s is of the others alone.
-        if self.is_wanted and WARM_UP <= self.updates <= WARM_UP + TRACED:
-            meter.start_clock()
+        return self.is_wanted and WARM_UP <= self.updates <= WARM_UP + TRACED
 
     def end(self) -> None:
         """End the trace, even if the run ended before it did."""
