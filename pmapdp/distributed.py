@@ -40,7 +40,7 @@ LOST = re.compile("gloo|nccl|coordination|unavailable|deadline_exceeded|barrier"
 # Process 0 serves all others. It stays alive this long, so that they can report the
 # same error first.
 SECONDS_TO_REPORT = 5
-# srun and mpirun set these.
+# srun and mpirun set these variables to the number of processes.
 LAUNCHER_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 CONNECT_ADVICE = (
     "start each once, with --distributed under srun (Slurm), mpirun (Open MPI), Cloud "

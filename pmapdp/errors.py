@@ -101,9 +101,9 @@ class StoppedError(KeyboardInterrupt):
         return flags_to_arguments(super().__str__())
 
 
-# A command and your program may both get a message that names a setting, and some
-# seventy messages do. This one rule lets each be a plain sentence. Otherwise all would
-# be written twice, or in pieces.
+# Some seventy messages name a setting, and both a command and your program may get
+# them. Each is a plain sentence with flags, and this function is the one place that
+# writes the flags as arguments.
 def flags_to_arguments(message: str) -> str:
     """Return a message with arguments in place of flags.
 

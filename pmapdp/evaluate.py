@@ -180,7 +180,7 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
             count = sums.pop("count")
             correct = sums.pop("correct", None)  # a model without classes has none
             metric_sums = MetricSums(loss, correct, count, sums)
-            meter.add(number + 1, metric_sums, batches.examples_in(number))
+            meter.add(number + 1, metric_sums, batches.count_examples(number))
         meter.finish()
     return meter.means
 

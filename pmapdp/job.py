@@ -110,7 +110,8 @@ def make_job(
 ) -> Job:
     """Choose the devices, read the data, build the model, and make the step.
 
-    For float64 call it, and use what it returns, inside `jax.enable_x64(True)`.
+    If the run is in float64, call it inside `jax.enable_x64(True)`, and use the job
+    there too.
     """
     assert config.dtype != "float64" or jax.config.read("jax_enable_x64"), (
         "float64 needs jax.enable_x64(True)"
@@ -120,8 +121,8 @@ def make_job(
     local_devices = choose_devices(number)  # starts JAX's devices
     devices = extend_to_all_processes(local_devices)
 
-    # config.json keeps the name of a function from Python, and FILE.py:NAME for one
-    # from a file. So the two are kept apart.
+    # config.json names a function from Python by its name, and one from a file as
+    # FILE.py:NAME. So `custom` has both, and `from_python` has only the former.
     from_python = custom or CustomParts()
     custom = load_custom_parts(config, from_python)
     data = read_data(config, custom, processes)

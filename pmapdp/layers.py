@@ -50,10 +50,10 @@ class Context:
     draws: Iterator[int] = field(default_factory=itertools.count)
 
     def next_keys(self, number: Any = 0) -> jax.Array:
-        """Return `[b]` random keys, one per example.
+        """Return a new random key for each of the b examples, as `[b]`.
 
-        Every call returns new ones, so no two layers draw the same mask. Layers in a
-        scan are traced once and share one call, so each gives a `number` of its own.
+        No two calls return the same keys, so no two layers draw the same mask. Layers
+        in a scan are traced once and share one call, so each gives its own `number`.
         """
         # The low 16 bits tell calls apart, and the high bits the layers of a scan. A
         # model makes far fewer than 2**16 calls.
@@ -106,7 +106,7 @@ def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
 
 
 class ExactBatchNorm(nnx.BatchNorm):
-    """`nnx.BatchNorm` with the moments of the global batch, without its padding.
+    """Batch norm over all examples of the global batch, and over no padding.
 
     Ioffe and Szegedy, "Batch normalization", ICML 2015. Flax's layer averages the
     devices' means, which is wrong as soon as devices hold different numbers of valid
@@ -374,10 +374,11 @@ def number_scanned_layers(layer: Any) -> None:
 
 
 def freeze_batch_norms(model: nnx.Module, trainable: Any) -> None:
-    """Let the exact batch norms that aren't trained use their running moments.
+    """Freeze the batch norms in the parts of a model that aren't trained.
 
-    Otherwise the moments would move in training, and with them the outputs of a part
-    that's meant to stay as it is.
+    They then use their running moments and leave them as they are. Otherwise the
+    moments would move in training, and with them the outputs of a part that's meant to
+    stay as it is.
 
     Args:
         model: With exact layers.

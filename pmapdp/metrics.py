@@ -16,9 +16,9 @@ from pmapdp.loss import DIVISOR, MetricSums, named_sums
 # Names of the accuracy without weights of the data, and with them.
 ACCURACIES = ("accuracy", "weighted_accuracy")
 UPDATES_AHEAD = 2  # that the host may queue; more batches would fill device memory
-# A GPU copies one array faster than many small ones. Updates are counted, and not
-# seconds, so that all processes notice a NaN after the same update. The number must be
-# more than UPDATES_AHEAD.
+# The host reads the metrics of this many updates at once, because a GPU copies one
+# array faster than many small ones. It counts updates and not seconds, so that all
+# processes notice a NaN after the same update. It must be more than UPDATES_AHEAD.
 READ_TOGETHER = 16
 LAST_LOSSES = 100  # more than are read together
 
@@ -32,7 +32,7 @@ class Update(NamedTuple):
 
 
 @jax.jit
-def stack(sums: list[MetricSums]) -> MetricSums:
+def stack_sums(sums: list[MetricSums]) -> MetricSums:
     """Return the metrics of several updates as `[updates]` each."""
     return jax.tree.map(lambda *values: jnp.stack(values), *sums)
 
@@ -63,7 +63,8 @@ class Meter:
         self.accuracy_name = ACCURACIES[1] if is_weighted else ACCURACIES[0]
         self.losses: deque[tuple[int, float]] = deque(maxlen=LAST_LOSSES)
         self.pending: list[Update] = []  # not read yet, oldest first
-        self.stack: Any = None  # the sums of the oldest READ_TOGETHER pending updates
+        # The sums of the oldest READ_TOGETHER pending updates, in one array each.
+        self.stack: Any = None
         self.start_clock()
 
     def start_clock(self) -> None:
@@ -91,7 +92,7 @@ class Meter:
         # A stack is read some updates after it was queued. If the host read it at once,
         # the devices would run out of work meanwhile.
         if len(self.pending) == READ_TOGETHER:
-            self.stack = stack([update.sums for update in self.pending])
+            self.stack = stack_sums([update.sums for update in self.pending])
         elif len(self.pending) == READ_TOGETHER + UPDATES_AHEAD:
             columns = jax.device_get(self.stack)
             self.add_up(

@@ -238,7 +238,7 @@ def train_epoch(
     host_batches = itertools.islice(batches.epoch(epoch, done), steps_left)
     with prefetch(host_batches, strategy.place_batch) as placed_batches:
         for batch in placed_batches:
-            examples = batches.examples_in(progress.step)
+            examples = batches.count_examples(progress.step)
             # This returns before the devices have computed anything, so the host can
             # start the next update meanwhile.
             state, sums = strategy.train_step(state, batch)
@@ -305,7 +305,7 @@ def evaluate(job: Job, state: TrainState, part: str) -> dict[str, float]:
         with prefetch(batches.epoch(0), job.strategy.place_batch) as placed_batches:
             for number, batch in enumerate(placed_batches):
                 sums = job.strategy.eval_step(state, batch)
-                meter.add(number + 1, sums, batches.examples_in(number))
+                meter.add(number + 1, sums, batches.count_examples(number))
         meter.finish()
     except DivergedError as error:
         # Training only sees losses, so the last update's result is first used here.

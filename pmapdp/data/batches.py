@@ -88,8 +88,8 @@ class Batches:
         random = np.random.default_rng([self.shuffle_seed, epoch])
         return random.permutation(self.num_examples)
 
-    def lay_out(self, indices: np.ndarray) -> np.ndarray:
-        """Lay the examples of a batch out over devices and micro-batches.
+    def split_and_pad(self, indices: np.ndarray) -> np.ndarray:
+        """Split the examples of a batch over devices and micro-batches, and pad them.
 
         Returns:
             Indices `[local N, K, m]`, in which -1 stands for padding.
@@ -111,7 +111,7 @@ class Batches:
 
         Padding is a copy of example 0 with weight 0.
         """
-        rows = self.lay_out(indices).reshape(-1)  # [N * K * m]
+        rows = self.split_and_pad(indices).reshape(-1)  # [N * K * m]
         weights = (rows >= 0).astype(self.weight_dtype)
         # Padding is a real example. The loss of zeros might be NaN, and 0 times NaN is
         # NaN.
@@ -121,7 +121,7 @@ class Batches:
             weights = weights * examples.weights
         return Batch(examples.inputs, examples.labels, rows, weights)
 
-    def examples_in(self, step: int) -> int:
+    def count_examples(self, step: int) -> int:
         """Count the examples in the batch of `step` (from 0), without padding."""
         # The step counts from the start of training, not of the epoch.
         first = step % self.per_epoch * self.batch_size

@@ -39,9 +39,9 @@ SECONDS_OF_LATE_READS = 0.5
 
 
 class LiteralPath(PosixGPath):  # type: ignore[misc] # etils has no types
-    """A path for Orbax, which lists files by patterns.
+    """A path whose brackets are plain characters.
 
-    Otherwise it would take the brackets in `run[1]` for a pattern.
+    Orbax lists files by patterns, and would take the brackets in `run[1]` for one.
     """
 
     def glob(self, pattern: str) -> Iterator["LiteralPath"]:
@@ -227,11 +227,11 @@ def hide_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hide_further_errors() -> Iterator[None]:
-    """Hide what Orbax has to say beside the error that it raises.
+    """Hide the messages that Orbax prints beside the error that it raises.
 
-    It reads all arrays at once. When one read has failed, nobody waits for the others,
-    and their errors would be printed below the message that says what to do. They come
-    in one of four ways, depending on which read fails first.
+    Orbax reads all arrays at once. When one read has failed, nobody waits for the
+    others, and their errors would be printed below the message that says what to do.
+    They come in one of four ways, depending on which read fails first.
     """
     asyncio = logging.getLogger("asyncio")
     show = sys.unraisablehook

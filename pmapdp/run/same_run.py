@@ -82,7 +82,7 @@ def fixed_settings(
     for field in dataclasses.fields(config):
         if field.metadata["fixed_on_resume"]:
             settings[field.name] = getattr(config, field.name)
-    # 0.3 took any value of these.
+    # A setting without effect can't change a result, and 0.3 took any value of it.
     for name in find_unused(config):
         del settings[name]
     # What's in them is compared, by the content of the data and the code's hash.

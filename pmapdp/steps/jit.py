@@ -63,7 +63,7 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 def accumulated_sums(
     task: Task, state: TrainState, batch: Batch, mesh: Mesh, axes: tuple[str, ...]
 ) -> tuple[Any, MetricSums, Any]:
-    """Compute `gradient_sums` of K micro-batches, with one all-reduce in all.
+    """Add up the `gradient_sums` of K micro-batches, and all-reduce them once.
 
     Left alone, XLA for CPUs would all-reduce after each micro-batch. Inside `shard_map`
     every device adds up its own K micro-batches and returns the sums as one row of

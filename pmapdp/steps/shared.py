@@ -133,7 +133,7 @@ def add_micro_batches(
 def update(
     task: Task, state: TrainState, gradients: Any, count: jax.Array, model_state: Any
 ) -> TrainState:
-    """Update by the gradient of the mean loss over the global batch, sum(w g) / sum(w).
+    """Update the state by the gradient of the mean loss, sum(w g) / sum(w).
 
     Args:
         task: What is trained.
