@@ -68,7 +68,10 @@ def find_common_lines(columns: Mapping[str, Sequence[str]]) -> list[dict[str, in
         )
         for start, other_start, size in matcher.get_matching_blocks():
             for offset in range(size):
-                indices[start + offset][name] = other_start + offset
+                # An empty line may stand in one column before and in another one
+                # after what only they have, so it would tear that apart.
+                if not has_no_word(columns[first][start + offset]):
+                    indices[start + offset][name] = other_start + offset
     common = [line for line in indices if len(line) == len(columns)]
     return [*common, {name: len(lines) for name, lines in columns.items()}]
 

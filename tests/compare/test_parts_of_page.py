@@ -12,6 +12,7 @@ import pytest
 
 from pmapdp.collectives import Instruction
 from pmapdp.compare import pictures
+from pmapdp.compare.__main__ import PARALLEL
 from pmapdp.compare.diff import align, find_changes, find_new_words
 from pmapdp.compare.page import (
     as_html,
@@ -168,7 +169,8 @@ def test_two_programs_in_one_file_have_their_own_steps():
 
 
 def align_programs_to_copy():
-    code = read_strategies(STRATEGIES, load_data("to_copy.toml"))
+    names = ["single", *PARALLEL]  # the order of the page
+    code = read_strategies(names, load_data("to_copy.toml"))
     (columns,) = code.sections.values()
     rows = align(columns)
     for name, lines in columns.items():
