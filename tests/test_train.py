@@ -208,6 +208,21 @@ def test_the_bar_shows_the_newest_losses_also_when_an_epoch_begins(monkeypatch):
     assert second_epoch[0] == f"{newest:.4f}"
 
 
+def test_the_bar_reaches_each_end_and_its_time_stays_in_its_place(monkeypatch):
+    """Also if the last update of an epoch comes soon after the one before."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_REFRESHES", 1000.0)
+    with contextlib.redirect_stdout(Terminal()) as output:
+        run(progress=True, epochs=2, steps=7)
+    lines = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", output.getvalue()).splitlines()
+    ends = [line for line in lines if "━" in line]
+    assert any(" 5/7 " in line for line in ends)
+    assert " 7/7 " in ends[-1]
+    time = re.compile(r"(--:--|\d:\d\d)(?= )")
+    assert len({time.search(line).end() for line in ends}) == 1
+
+
 @pytest.mark.parametrize(("columns", "cells"), [(80, 12), (120, 52)])
 def test_the_bar_is_as_wide_as_the_terminal_allows(monkeypatch, columns, cells):
     monkeypatch.setenv("TERM", "xterm-256color")

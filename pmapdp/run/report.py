@@ -92,8 +92,8 @@ class Report:
                     max(12, shutil.get_terminal_size().columns - BESIDE_BAR)
                 ),
                 rich.MofNCompleteColumn(),
-                rich.TextColumn("{task.description}"),
                 rich.TimeRemainingColumn(compact=True),
+                rich.TextColumn("{task.description}"),  # last, as its length changes
                 transient=True,
             )
             self.stack.enter_context(self.bar)
@@ -106,6 +106,9 @@ class Report:
         wait = SECONDS_BETWEEN_LINES
         if self.bar:
             wait = SECONDS_BETWEEN_REFRESHES
+            per_epoch = self.job.batches["train"].per_epoch
+            if step % per_epoch == 0 or step == self.job.total_steps:
+                wait = 0.0  # the bar stays there while the run evaluates
         now = time.monotonic()
         if self.shows_progress and now - self.shown >= wait:
             self.show_progress(step, meter)
