@@ -76,10 +76,13 @@ def test_a_strategy_takes_its_file_an_import_a_line_and_its_name(package, tmp_pa
     assert pmap.pop("strategy") == "pmap"
     assert another == pmap
 
-    file = tmp_path / "compare.json"
-    run(package, "pmapdp.compare", "--json", file, *SHORT, "20")
+    file, page = tmp_path / "compare.json", tmp_path / "page.html"
+    run(package, "pmapdp.compare", "--json", file, "--html", page, *SHORT, "20")
     names = [row["name"] for row in json.loads(file.read_text())["runs"]]
     assert any(name.startswith("another") for name in names), names
+    shown = page.read_text(encoding="utf-8")
+    assert 'aria-label="The code of another"' in shown
+    assert "The run above took" in shown.partition("The strategy another")[2]
 
 
 def test_a_data_set_takes_its_file_an_import_and_a_line(package, tmp_path):

@@ -162,7 +162,7 @@ def make_strategy_comparison(config: Config, options: CompareOptions) -> Compari
     size = options.global_batch_size
     if size is not None:
         config = replace(config, global_batch_size=size, per_device_batch_size=None)
-    counts: list[int | None] = [*sorted(set(options.devices), reverse=True)] or [None]
+    counts: Sequence[int | None] = sorted(set(options.devices), reverse=True) or [None]
     columns = ["single", *options.strategies]
     names = columns[1:]
     if options.html or options.json:  # the terminal shows no wrong strategy

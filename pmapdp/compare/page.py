@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -73,7 +73,6 @@ def load_template(name: str) -> Template:
         "describe_exchange": describe_exchange,
         "align": align,
         "find_changes": find_changes,
-        "all_reduce_lines": all_reduce_lines,
         "as_html": as_html,
         "class_of": class_of,
         "colour": colour,
@@ -85,8 +84,8 @@ def load_template(name: str) -> Template:
 
 def load_data(name: str) -> dict[str, Any]:
     """Read a TOML file of this folder, whose head says what it holds."""
-    file = resources.files("pmapdp.compare").joinpath(name)
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def as_html(lines: Sequence[str], others: Sequence[str] | None = None) -> Markup:
@@ -113,11 +112,6 @@ def class_of(line: str) -> str:
         if re.match(pattern, line):
             return name
     return ""
-
-
-def all_reduce_lines(lines: Sequence[str]) -> list[str]:
-    """Return the lines of the all-reduce, without their indentation."""
-    return [line.strip() for line in lines if class_of(line).startswith("all-reduce")]
 
 
 def colour(text: str) -> Markup:

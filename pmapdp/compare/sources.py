@@ -4,6 +4,7 @@
 """
 
 import ast
+import inspect
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from pmapdp.compare.results import Code, Line
 from pmapdp.port.names import FUNCTIONS, Program
 from pmapdp.port.read import read_files
+from pmapdp.steps import STRATEGIES
 
 # The parts of a program.
 STEP = "The step"
@@ -23,28 +25,30 @@ Parts = dict[str, list[Line]]  # by title
 
 
 def read_strategies(names: Iterable[str], programs: dict[str, str]) -> Code:
-    """Read the strategies' programs, which stand in `to_copy.toml`."""
-    columns = {
-        name: programs[name].strip().splitlines() for name in names if name in programs
-    }
-    return Code({"A training loop": columns}, sources={})
+    """Read the strategies' programs, which stand in `to_copy.toml`.
+
+    If a strategy that you added has none, the page shows the function that makes it.
+    """
+    code = Code(sections={"": {}}, sources={})
+    for name in names:
+        if name in programs:
+            code.sections[""][name] = programs[name].strip().splitlines()
+        else:
+            source = inspect.getsource(STRATEGIES[name])
+            code.sections[name] = {name: source.splitlines()}
+    return code
 
 
 def read_programs(targets: Sequence[str]) -> Code:
     """Read your programs, each `file.py:program`."""
-    parts = {}
-    sources = {}
+    code = Code(sections={STEP: {}, AROUND: {}}, sources={})
     for target in targets:
         path, _, name = target.rpartition(":")
-        parts[target] = split_program(path, name)
-        sources[target] = parts[target][WHOLE]
-    sections = {}
-    for title in (STEP, AROUND):
-        columns = {}
-        for target in targets:
-            columns[target] = [line.text for line in parts[target][title]]
-        sections[title] = columns
-    return Code(sections, sources)
+        parts = split_program(path, name)
+        code.sources[target] = parts[WHOLE]
+        for title, columns in code.sections.items():
+            columns[target] = [line.text for line in parts[title]]
+    return code
 
 
 def split_program(path: str, name: str) -> Parts:
@@ -124,5 +128,7 @@ def read_statement(file: str, statement: Any) -> list[Line]:
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     decorators = getattr(statement, "decorator_list", [])
     first = min([statement.lineno, *(node.lineno for node in decorators)])
-    numbers = range(first, statement.end_lineno + 1)
-    return [Line(number, lines[number - 1]) for number in numbers]
+    return [
+        Line(number, lines[number - 1])
+        for number in range(first, statement.end_lineno + 1)
+    ]

@@ -217,9 +217,15 @@ def test_equal_lines_of_the_programs_to_copy_stand_at_one_height(pair):
         assert left[line] == right[line], line
 
 
-def test_a_strategy_without_a_program_to_copy_has_no_column():
-    code = read_strategies(STRATEGIES, {"pmap": "\nx = 1\n"})
-    assert list(code.sections.values()) == [{"pmap": ["x = 1"]}]
+def test_a_strategy_without_a_program_to_copy_shows_the_function_that_makes_it():
+    code = read_strategies(["pmap", "jit"], {"pmap": "\nx = 1\n"})
+    loops, added = code.sections.values()
+    assert loops == {"pmap": ["x = 1"]}
+    lines = (STEPS / "jit.py").read_text().splitlines()
+    start = lines.index(added["jit"][0])
+    assert added == {"jit": lines[start : start + len(added["jit"])]}
+    assert added["jit"][0].startswith("def make_strategy(")
+    assert "train_step" in str(added["jit"])
 
 
 HLO = (
