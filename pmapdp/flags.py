@@ -215,7 +215,8 @@ def make_parser(
         action="store_true",
         help="show versions, devices and variables and exit",
     )
-    groups: dict[str, Any] = {"options": parser}  # argparse's own heading
+    # argparse has a heading for arguments, which comes first, and one for options.
+    groups: dict[str, Any] = {"arguments": parser, "options": parser}
     for field in fields:
         section = field.metadata["section"]
         if section not in groups:

@@ -68,6 +68,16 @@ def test_help_shows_the_defaults_of_a_commands_own_flags():
     assert "Updates of each run, at least 10. (default: 20)" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("train", "[RECIPE]"), ("verify", "FILE.py:FUNCTION"), ("predict", "INPUT")],
+)
+def test_help_has_the_arguments_before_the_flags(name, argument):
+    """As all programs with argparse have them."""
+    text = entry.run_command(name, "--help").out
+    assert 0 < text.index(f"\n  {argument} ") < text.index("\n  -h, --help ")
+
+
 def test_compare_s_help_has_both_arguments_and_its_own_flags_first():
     text = entry.run_command("compare", "--help").out
     names = ("[RECIPE]", "FILE.py:PROGRAM", "--html", "--strategies", "--dataset")
