@@ -448,6 +448,8 @@ frame.onload = () => setTimeout(() => {
   for (const picture of page.querySelectorAll(".update svg")) {
     const boxes = [...picture.querySelectorAll(".number")].map(text => text.getBBox());
     numbers = Math.max(numbers, boxes.length);
+    const wide = boxes.filter(box => box.width > 240 / boxes.length - 2);
+    if (wide.length) found.push("numbers cross the edges of their boxes");
     boxes.forEach((box, place) => {
       const digits = 0.75 * box.height;  // which have nothing below the line
       const next = boxes.slice(place + 1).filter(
