@@ -11,6 +11,7 @@ move.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -137,54 +138,53 @@ def find_used_leaves(
 ) -> tuple[list[str], list[str]]:
     """Find the leaves of the state on which other results of these updates depend.
 
-    There may be hundreds, so leaves of one name, such as all kernels of the parameters,
-    are shifted together. If that moves a result, half of them are shifted, and so on,
-    until a single leaf is known to be used. Use is passed on: if the parameters are
-    used, so is the momentum on which they depend.
+    There may be hundreds, so leaves of one name, such as all kernels, are shifted
+    together. If a result moves, the leaves are halved, and so on, until the result is
+    known to depend on a single one. That leaf counts as a result from then on: if the
+    parameters are used, so is the momentum on which they depend.
 
     Returns:
         The leaves that are used, and those that aren't. Leaves that were shifted only
         together with a used one are in neither.
     """
-    moved_by = {}  # the results that move, by group and update
+    moved_by = cache(partial(find_moved, reference, updates))
 
-    def moves(group: tuple[str, ...], results: set[str]) -> bool:
-        for update in updates:
-            experiment = (group, update.number)
-            if experiment not in moved_by:
-                moved_by[experiment] = find_moved(reference, group, update)
-            if not moved_by[experiment].isdisjoint(results):
-                return True
-        return False
+    def find_moving_group(results: set[str]) -> tuple[str, ...] | None:
+        """Return the first waiting group that moves one of these results."""
+        for group in waiting:
+            if moved_by(group) & results:
+                return group
+        return None
 
     users = set(updates[0].leaves).difference(names)
     unknown: set[str] = set()
     waiting = group_by_name(names)
-    while groups_in_use := [group for group in waiting if moves(group, users)]:
-        group = groups_in_use[0]
+    while group := find_moving_group(users):
         waiting.remove(group)
         if len(group) == 1:
             users.update(group)
             continue
         middle = len(group) // 2
-        halves = [group[:middle], group[middle:]]
-        halves.sort(key=lambda half: not moves(half, users))  # used ones first
-        waiting += halves
-        for half in halves[1:]:
-            # To shift every leaf alone would take too long, so one is enough.
-            if len(half) > 1 and moves(half, users):
-                waiting.remove(half)
-                unknown.update(half)
-    while groups := [group for group in waiting if moves(group, unknown)]:
-        waiting.remove(groups[0])
-        unknown.update(groups[0])
+        first = group[:middle]
+        second = group[middle:]
+        if not moved_by(first) & users:
+            first, second = second, first
+        waiting.append(first)
+        # To shift every leaf alone would take too long, so one is enough.
+        if len(second) > 1 and moved_by(second) & users:
+            unknown.update(second)
+        else:
+            waiting.append(second)
+    while group := find_moving_group(unknown):
+        waiting.remove(group)
+        unknown.update(group)
     used = [name for name in names if name in users]
     unused = [name for name in names if name not in users | unknown]
     return used, unused
 
 
 def find_moved(
-    reference: Reference, group: tuple[str, ...], update: ReferenceUpdate
+    reference: Reference, updates: list[ReferenceUpdate], group: tuple[str, ...]
 ) -> set[str]:
     """Shift a group of leaves of the state, and return the other results that move."""
 
@@ -195,12 +195,13 @@ def find_moved(
         factor = SHIFT_FACTOR + group.index(path) / len(group)
         return np.asarray(leaf * factor + SHIFT, leaf.dtype)
 
-    shifted_state = trees.map_with_names(shift, update.state)
-    results = reference((shifted_state, update.batch, update.key))
     moved = set()
-    for name, value in update.values.items():
-        if distance(value, results[name]) > NEGLIGIBLE_FRACTION * distance(value):
-            moved.add(name)
+    for update in updates:
+        shifted_state = trees.map_with_names(shift, update.state)
+        results = reference((shifted_state, update.batch, update.key))
+        for name, value in update.values.items():
+            if distance(value, results[name]) > NEGLIGIBLE_FRACTION * distance(value):
+                moved.add(name)
     return moved.difference(group)
 
 
