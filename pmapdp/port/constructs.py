@@ -6,13 +6,14 @@ find the names in an expression, and what it comes from.
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import jax
 
 from pmapdp.port.names import Program, Value
 from pmapdp.port.pmaps import is_pmap, keywords_of, read_pmap, unwrap
+from pmapdp.port.rows import ROWS
 
 MESHES = {
     "jax.make_mesh",
@@ -29,11 +30,6 @@ FROZEN_DICTS = {
     "flax.core.FrozenDict",
     "flax.core.frozen_dict.freeze",
     "flax.core.frozen_dict.FrozenDict",
-}
-CHECKPOINTS = {
-    "flax.training.checkpoints.save_checkpoint",
-    "flax.training.checkpoints.save_checkpoint_multiprocess",
-    "flax.training.checkpoints.restore_checkpoint",
 }
 # Names of trees on the host end like this. Their [0] isn't the copy of a device.
 HOST_TREES = re.compile(
@@ -73,13 +69,13 @@ def gradient_or_loss(program: Program, node: ast.AST) -> str:
     Another expression gives an empty text.
     """
     value: Any = program.resolve(node)
-    is_first = False
-    is_other = False
+    part = None  # of the result
     while isinstance(value, ast.Subscript):
-        is_first = is_first_row(value)
-        is_other = not is_first
+        part = value
         value = program.resolve(value.value)
     transformation = program.called_path(getattr(value, "func", None))
+    is_first = part is not None and is_first_row(part)
+    is_other = part is not None and not is_first
     if transformation.endswith("value_and_grad") and is_first:
         return "loss"
     if transformation == "jax.grad" and is_other and has_aux(program, value.func):
@@ -131,30 +127,20 @@ def is_call_by_own_name(program: Program, call: ast.Call) -> bool:
     return is_pmap(program, call.func) and not is_library_name
 
 
-def is_nested_call(program: Program, call: ast.Call) -> bool:
-    """Return True for a pmap around another one, or around a shard_map."""
-    pmap = read_pmap(program, call)
+def is_nested(program: Program, node: ast.Call | ast.FunctionDef) -> bool:
+    """Return True for a pmap around another one, or around a shard_map.
+
+    The node is a call of pmap, or a function with pmap as its decorator.
+    """
+    pmap = read_pmap(program, node)
     if pmap is None:
         return False
-    parts = [*ast.walk(pmap.argument), *ast.walk(pmap.function or pmap.argument)]
-    return has_mapped_call(program, parts)
-
-
-def is_nested_decorator(program: Program, function: ast.FunctionDef) -> bool:
-    """Return True for a second pmap above a function, or for one in it."""
-    pmaps = [node for node in function.decorator_list if is_pmap(program, node)]
-    if not pmaps:
-        return False
-    body = ast.Module(function.body, [])
-    return len(pmaps) > 1 or has_mapped_call(program, ast.walk(body))
-
-
-def has_mapped_call(program: Program, nodes: Iterable[ast.AST]) -> bool:
-    """Return True if one of these nodes is a use of pmap or shard_map."""
-    for node in nodes:
-        if read_pmap(program, node) or program.called_path(node) in SHARD_MAPS:
+    for part in [*ast.walk(pmap.argument), *ast.walk(pmap.function or pmap.argument)]:
+        is_mapped = read_pmap(program, part) or program.called_path(part) in SHARD_MAPS
+        if is_mapped and part is not node:
             return True
-    return False
+    decorators = getattr(node, "decorator_list", [])
+    return sum(is_pmap(program, decorator) for decorator in decorators) > 1
 
 
 def is_first_copy(program: Program, node: ast.Subscript) -> bool:
@@ -286,11 +272,14 @@ def is_method_of_frozen_dict(program: Program, call: ast.Call) -> bool:
     whole, _ = find_origin(program, call.func.value)
     if program.called_path(whole) in FROZEN_DICTS:
         return False
-    if call.func.attr == "unfreeze":
-        return not call.args
-    adds_items = "add_or_replace" in keywords_of(call)
-    adds_items = adds_items or [type(value) for value in call.args] == [ast.Dict]
-    return call.func.attr == "copy" and adds_items
+    match call.func.attr, call.args, call.keywords:
+        case "unfreeze", [], _:
+            return True
+        case "copy", [ast.Dict()], _:
+            return True
+        case "copy", _, [ast.keyword(arg="add_or_replace")]:
+            return True
+    return False
 
 
 def is_clip_by_old_names(program: Program, call: ast.Call) -> bool:
@@ -301,7 +290,7 @@ def is_clip_by_old_names(program: Program, call: ast.Call) -> bool:
 
 def may_have_relative_folder(program: Program, call: ast.Call) -> bool:
     """Return True for a checkpoint in a folder that isn't seen to be absolute."""
-    if program.path_of(call.func) not in CHECKPOINTS:
+    if program.path_of(call.func) not in ROWS["checkpoint"].names:
         return False
     folder = keywords_of(call).get("ckpt_dir", next(iter(call.args), None))
     match program.resolve(folder):
@@ -317,7 +306,7 @@ def may_have_relative_folder(program: Program, call: ast.Call) -> bool:
 RECOGNIZERS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
     ast.Call: {
         "pmap": is_call_by_own_name,
-        "nested": is_nested_call,
+        "nested": is_nested,
         "first-copy": is_map_of_first_rows,
         "psum-gradients": is_sum_of_gradients,
         "check-vma": is_checked_average,
@@ -327,7 +316,7 @@ RECOGNIZERS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
         "clip": is_clip_by_old_names,
         "checkpoint-folder": may_have_relative_folder,
     },
-    ast.FunctionDef: {"nested": is_nested_decorator},
+    ast.FunctionDef: {"nested": is_nested},
     ast.Subscript: {"first-copy": is_first_copy},
     ast.BinOp: {"divided-loss": is_divided_loss},
     ast.withitem: {"with-mesh": is_entered_mesh},
