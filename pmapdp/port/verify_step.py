@@ -174,11 +174,7 @@ def write_verification(
 
 def has_name(tree: ast.AST, name: str) -> bool:
     """Return True if a file has a name, an attribute, a keyword or a key like this."""
-    for node in ast.walk(tree):
-        for field in ("id", "attr", "arg", "value"):
-            if getattr(node, field, None) == name:
-                return True
-    return False
+    return any(name in vars(node).values() for node in ast.walk(tree))
 
 
 def write_step(pmap: Pmap, arguments: list[str], question: str) -> str:
