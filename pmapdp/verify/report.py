@@ -144,7 +144,8 @@ class Report(NamedTuple):
         updates: The number of updates that were compared.
         precision: The type of the computation, and why it was not float64.
         unseen: A sentence that says what this reference can't show.
-        exchange: The collectives of an update: how many, and how large.
+        exchange: The collectives of an update: how many, and how large. If the state
+            has `params`, the size of their gradients, too.
 
     Example:
         if not report.ok:

@@ -1,6 +1,5 @@
 """Verify a step: read the arguments, choose the precision, run both, and report."""
 
-import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
+from rich.filesize import decimal
 
 from pmapdp.collectives import describe_exchange, instructions
 from pmapdp.errors import FailedError, UserError
@@ -198,10 +198,23 @@ def collect_kinds(expected: list[ReferenceUpdate]) -> dict[str, str]:
 
 
 def find_exchange(update: StepUpdate) -> str:
-    """Say what the devices exchange in an update, or nothing if that can't be found."""
-    with contextlib.suppress(Exception):  # a step need not be traceable as a whole
-        return describe_exchange(instructions(update.compiled.as_text()))
-    return ""
+    """Say what the devices exchange in an update, or nothing if that can't be found.
+
+    Beside it stands the size of the gradients, if the state has a part called `params`.
+    """
+    try:
+        text = describe_exchange(instructions(update.compiled.as_text()))
+    except Exception:  # a step need not be traceable as a whole
+        return ""
+    params = []
+    for name, leaf in trees.leaves_by_name(update.expected.state).items():
+        is_param = name.split("/")[0] == "params" and trees.is_float(leaf)
+        if is_param and not update.reference.is_per_device(name):
+            params.append(leaf)
+    if params:
+        size = decimal(sum(leaf.nbytes for leaf in params))
+        text += f". The leaves of params, and so their gradients, take {size}"
+    return text
 
 
 def run_step(

@@ -327,6 +327,22 @@ def test_the_report_says_how_often_and_where_an_all_reduce_runs(full_tracebacks)
     assert report.exchange in " ".join(str(report).split())
 
 
+@pytest.mark.parametrize(("name", "said"), [("params", "20 bytes"), ("w", "")])
+def test_the_report_says_how_large_the_gradients_of_params_are(name, said):
+    """Five numbers of four bytes. The other leaf doesn't count."""
+
+    def step(state, batch):
+        w = descend(state[name], batch, mean)[0]
+        return {name: w, "average": 0.9 * state["average"] + 0.1 * w}
+
+    state = {name: W, "average": np.zeros(5, np.float32)}
+    report = verify(**given(step, state, float64=False, updates=1))
+    assert report.ok, str(report)
+    sentence = f"The leaves of params, and so their gradients, take {said}."
+    assert (sentence in " ".join(str(report).split())) == bool(said)
+    assert ("gradients" in report.exchange) == bool(said)
+
+
 def test_work_that_a_plain_function_places_is_not_called_split():
     """The compiler's counts would leave its `device_put` out, so nothing is said of the work."""
     jitted = jax.jit(descend)
