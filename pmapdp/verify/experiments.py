@@ -11,7 +11,6 @@ shows something. `explain_metrics` does the same for each wrong metric.
 import contextlib
 from collections.abc import Iterator, Sequence
 
-import jax
 import numpy as np
 
 from pmapdp.verify.influence import (
@@ -266,9 +265,7 @@ def has_check_vma(update: StepUpdate) -> bool:
     """Return True if the step has a `shard_map` with `check_vma=True`."""
     # A plain function that calls compiled ones need not be traceable.
     with contextlib.suppress(Exception):
-        arguments = update.step.place(*update.expected.arguments)
-        traced = jax.make_jaxpr(update.step.function)(*arguments)
-        for equation in iterate_equations(traced.jaxpr):
+        for equation in iterate_equations(update.jaxpr):
             if equation.params.get("check_vma") is True:
                 return True
     return False

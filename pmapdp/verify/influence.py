@@ -51,17 +51,16 @@ def measure_weights(
         index = np.arange(B)
         index[example] = replacements[example]
         reruns.append(update.rerun(index))
-    weights_by_error = {}
+    weights_of = {}
+    error_of = {}
     for leaf in leaves:
         weights, errors = fit_moves(leaf, reruns)
-        are_multiples = (
-            len(errors) > MIN_KNOWN_WEIGHTS * len(weights)
-            and max(errors) < WEIGHT_TOLERANCE
-        )
-        if are_multiples:
-            weights_by_error[max(errors), leaf.name] = weights
-    order = sorted(weights_by_error)
-    return {name: weights_by_error[error, name] for error, name in order}
+        are_known = len(errors) > MIN_KNOWN_WEIGHTS * len(weights)
+        if are_known and max(errors) < WEIGHT_TOLERANCE:
+            weights_of[leaf.name] = weights
+            error_of[leaf.name] = max(errors)
+    names = sorted(weights_of, key=lambda name: error_of[name])
+    return {name: weights_of[name] for name in names}
 
 
 def fit_moves(

@@ -193,9 +193,9 @@ class Reference:
             if self.groups > 1:
                 self.unseen = UNSEEN_BY_OLD_PROGRAM
         self.state = state
-        self.per_device = per_device
         if isinstance(per_device, str):
-            self.per_device = [per_device]
+            per_device = [per_device]
+        self.per_device = per_device
         self.batch_axis = batch_axis
         # A state may also have leaves called `metrics/...`, as in Flax's examples.
         self.metric_prefix = "metrics/"

@@ -22,7 +22,6 @@ from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
 Output = Literal["state", "metrics"]  # the two outputs of a step
 Copies = dict[str, list[np.ndarray]]  # the devices' copies of each leaf
-LARGEST_ERROR = 1e300  # stands for the infinite error of NaN
 SMALLEST_TOLERANCE = 1e-300  # stands for 0, by which nothing can be divided
 
 
@@ -114,8 +113,9 @@ class ComparedLeaf:
     def differs_between_devices(self) -> bool:
         """Return True if the devices hold different values of this wrong leaf."""
         spread = max(distance(copy, self.copies[0]) for copy in self.copies)
-        negligible = PREDICTION_TOLERANCE * min(self.error, LARGEST_ERROR)
-        return spread > max(self.expected.allowed, negligible)
+        # Spread and error are both infinite if some devices hold NaN.
+        is_negligible = spread < PREDICTION_TOLERANCE * self.error
+        return spread > self.expected.allowed and not is_negligible
 
     def is_predicted(self, predicted: Sequence[np.ndarray]) -> bool:
         """Return True if the copies are as predicted.
@@ -266,6 +266,12 @@ class StepUpdate:
             if is_float and difference > CLEARLY_WRONG_FACTOR * leaf.expected.allowed:
                 differences[name] = difference
         return differences
+
+    @cached_property
+    def jaxpr(self) -> Any:
+        """The step as JAX traces it."""
+        arguments = self.step.place(*self.expected.arguments)
+        return jax.make_jaxpr(self.step.function)(*arguments).jaxpr
 
     @cached_property
     def compiled(self) -> Any:
