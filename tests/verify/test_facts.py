@@ -343,6 +343,25 @@ def test_the_report_says_how_large_the_gradients_of_params_are(name, said):
     assert ("gradients" in report.exchange) == bool(said)
 
 
+@pytest.mark.parametrize("average", [mean, total])
+def test_step_and_reference_are_compiled_once(average, caplog):
+    """For a large model, `verify` hardly does anything but compile."""
+
+    def train_step(w, batch):
+        return descend(w, batch, average)[0]
+
+    step = sharded(train_step, check_vma=False)
+    with jax.log_compiles():
+        report = verify(**given(train_step, W) | {"step": step, "layout": "sharded"})
+    assert report.ok == (average is mean), str(report)
+    names = re.findall(r"Finished XLA compilation of jit\((\w+)\)", caplog.text)
+    large = ["run_batch", "run_device", "train_step"]
+    expected = ["run_batch", "train_step"]
+    if average is total:  # the experiments run the reference on a device's examples
+        expected.append("run_device")
+    assert sorted(name for name in names if name in large) == sorted(expected)
+
+
 def test_work_that_a_plain_function_places_is_not_called_split():
     """The compiler's counts would leave its `device_put` out, so nothing is said of the work."""
     jitted = jax.jit(descend)
