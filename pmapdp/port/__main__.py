@@ -84,11 +84,11 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
     listed = report["lines"]
     if not everything:
         listed = [line for line in listed if line["status"] != "fine"]
-    lines_of = defaultdict(list)  # by construct, as they come in the program
-    for line in listed:
+    lines_of = defaultdict(list)  # by construct: first what stops the program
+    for line in sorted(listed, key=lambda line: PLACES[line["status"]]):
         lines_of[line["construct"]].append(line)
     text = [*report["unread"]]
-    for lines in sorted(lines_of.values(), key=place_in_report):
+    for lines in lines_of.values():
         text += describe_construct(lines)
     end = "No construct of pmap was found."
     if report["lines"]:
@@ -104,11 +104,6 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
         text += ["", f"To verify {step}, save this as verify_step.py:", ""]
         text.append(verification["program"])
     return "\n".join(text).strip("\n")
-
-
-def place_in_report(lines: list[Line]) -> int:
-    """Return the place of a construct, whose lines all have the same status."""
-    return PLACES[lines[0]["status"]]
 
 
 def describe_construct(lines: list[Line]) -> list[str]:

@@ -118,12 +118,12 @@ def is_guarded(program: Program, node: Node) -> bool:
 
     Then it's in a `try` that catches the error, or behind a test of the version.
     """
-    conditions: list[Any] = []
+    conditions: list[ast.expr] = []
     while node:
         if isinstance(node, ast.If | ast.IfExp):
             conditions.append(node.test)
         if isinstance(node, ast.Try):
-            conditions += [handler.type for handler in node.handlers]
+            conditions += [handler.type for handler in node.handlers if handler.type]
         node = program.parent(node)
-    names = names_in(program, ast.List(conditions))
-    return EXPECTS_MISSING.search(names) is not None
+    names = [names_in(program, condition) for condition in conditions]
+    return EXPECTS_MISSING.search(" ".join(names)) is not None
