@@ -123,12 +123,12 @@ class ComparedLeaf:
         Args:
             predicted: One array for all devices, or an array for each of them.
         """
-        if len(predicted) not in (1, len(self.copies)):
+        if len(predicted) == 1:
+            predicted = [predicted[0]] * len(self.copies)
+        if len(predicted) != len(self.copies):
             return False
-        residuals = []
-        for device, copy in enumerate(self.copies):
-            residuals.append(distance(copy, predicted[device % len(predicted)]))
-        return self.is_explained(max(residuals))
+        pairs = zip(self.copies, predicted, strict=True)
+        return self.is_explained(max(distance(copy, array) for copy, array in pairs))
 
     def is_explained(self, residual: float) -> bool:
         """Return True if a prediction explains the error, up to this residual."""
