@@ -143,8 +143,8 @@ def find_used_leaves(
     parameters are used, so is the momentum on which they depend.
 
     Returns:
-        The leaves that are used, and those that aren't. Leaves that were shifted only
-        together with a used one are in neither.
+        The leaves that are used, and those that aren't. A leaf is in neither if it was
+        only shifted together with others, or if only such leaves depend on it.
     """
     moved_by = cache(partial(find_moved, reference, updates))
 
