@@ -88,7 +88,7 @@ def place_arguments(
     batch: Any,
     key: Any,
     layout: Layout,
-    per_device: Sequence[str],
+    per_device: str | Sequence[str],
     devices: Devices,
 ) -> tuple:
     """Place a step's arguments. A batch or a key that is None is left out.

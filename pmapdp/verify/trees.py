@@ -49,8 +49,10 @@ def first_names(names: Iterable[Any]) -> str:
     return shown
 
 
-def matches(path: str, names: Sequence[str]) -> bool:
+def matches(path: str, names: str | Sequence[str]) -> bool:
     """Return True if a path has one of these names in it, such as "opt/key"."""
+    if isinstance(names, str):
+        names = [names]
     return any(f"/{name}/" in f"/{path}/" for name in names)
 
 

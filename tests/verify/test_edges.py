@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from steps import BATCH, MESH, W, alone, descend, loss_of, mean, on_pmap, total
 
 from pmapdp.verify import old_program, one_device, verify
+from pmapdp.verify.layouts import LAYOUTS, place_arguments
 
 KEY = partial(jax.random.fold_in, jax.random.key(0))  # a key for each update
 
@@ -340,6 +341,15 @@ def test_rows_of_each_device_are_split_as_the_batch_is():
         per_device="own",
     )
     assert report.verdict == "passed", str(report)
+
+
+@pytest.mark.parametrize("names", ["own", ["own"]])
+def test_leaves_of_each_device_are_placed_by_one_name_or_several(names):
+    """`compare` passes on what a program gives."""
+    state = {"w": W, "own": np.zeros((8, 3))}
+    layout = LAYOUTS["stacked"]
+    (placed,) = place_arguments(state, None, None, layout, names, jax.devices())
+    assert jax.tree.map(jnp.shape, placed) == {"w": (8, 5), "own": (8, 3)}
 
 
 @pytest.mark.parametrize(
