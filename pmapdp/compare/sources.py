@@ -25,17 +25,18 @@ Parts = dict[str, list[Line]]  # by title
 
 
 def read_strategies(names: Iterable[str], programs: dict[str, str]) -> Code:
-    """Read the strategies' programs, which stand in `to_copy.toml`.
+    """Read the strategies' programs to copy, and the functions that ran.
 
-    If a strategy that you added has none, the page shows the function that makes it.
+    Args:
+        names: The strategies.
+        programs: From `to_copy.toml`, which has none of a strategy that you added.
     """
     code = Code(sections={"": {}}, sources={})
     for name in names:
         if name in programs:
             code.sections[""][name] = programs[name].strip().splitlines()
-        else:
-            source = inspect.getsource(STRATEGIES[name])
-            code.sections[name] = {name: source.splitlines()}
+        source = inspect.getsource(STRATEGIES[name])
+        code.sections[name] = {name: source.splitlines()}
     return code
 
 
