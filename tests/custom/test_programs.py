@@ -98,8 +98,8 @@ for line in open("/proc/self/status"):
     [
         ("uint8", 510_000, 1024),
         # The rows that are sampled are 8 times as wide.
-        ("float64", 64_000, 1536),
-        ("int64", 64_000, 1536),
+        pytest.param("float64", 64_000, 1536, marks=pytest.mark.nightly),
+        pytest.param("int64", 64_000, 1536, marks=pytest.mark.nightly),
     ],
 )
 def test_a_hundred_gigabytes_train_within_one(dtype, n, most, tmp_path):

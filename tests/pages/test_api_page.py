@@ -78,7 +78,7 @@ def test_the_examples_run(folder):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_of_compare_runs(folder):
     """It's a program of its own, because it starts processes."""
     imports = "from pmapdp.config import Config\n"

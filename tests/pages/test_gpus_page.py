@@ -89,7 +89,7 @@ def test_the_command_trains_the_files_of_the_page_before(folder, capsys):
     assert "takes 1024 examples" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_reaches_the_loss_that_the_page_says(folder, capsys):
     """A lower one than the page before, in fewer updates."""
     write_cars(folder)
@@ -114,7 +114,7 @@ def test_jax_knows_both_names_of_the_memory_setting():
         assert "memory_fraction_policy" not in source  # the setting that lets it grow
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_header_is_what_the_command_prints():
     """Line by line; the number of cores depends on the machine."""
     done = python("-m", "pmapdp.train", *COMMAND.split(), "--no-progress")
@@ -382,7 +382,7 @@ def kept_bytes(network, inputs_shape, b: int) -> tuple[int, int]:
     return sum(leaf.size for leaf in jax.tree.leaves(params)), size
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "network", "shape"),
     [("ResNet-50", ResNet50, (224, 224, 3)), ("GPT-2 small", GPT2Small, (1024,))],

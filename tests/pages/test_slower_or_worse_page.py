@@ -38,7 +38,7 @@ def test_fewer_examples_leave_a_recurrent_network_all_its_steps():
     assert scan_lengths(8) == scan_lengths(16) == [7]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_device_and_eight_print_what_the_page_shows():
     commands = re.findall(r"^python -m pmapdp.train (.*)$", PAGE, re.MULTILINE)
     assert len(commands) == 2
