@@ -311,13 +311,12 @@ def test_the_page_escapes_what_it_shows(compared):
     _, report, _ = compared
     single, pmap, jit = report.runs
     collective = replace(pmap.collectives[0], text="<b>& gone")
-    (title,) = report.code.sections
-    columns = report.code.sections[title] | {"jit": ["<i>x"]}
+    columns = report.code.sections[""] | {"jit": ["<i>x"]}
     hostile = replace(
         report,
         config=replace(report.config, dataset="<script>alert(1)</script>"),
         runs=[single, replace(pmap, collectives=[collective]), jit],
-        code=replace(report.code, sections={title: columns}),
+        code=replace(report.code, sections={"": columns}),
     )
     page = make_page(hostile)
     for words in ("<script>alert", "<b>& gone", "<i>x"):

@@ -171,7 +171,7 @@ def test_two_programs_in_one_file_have_their_own_steps():
 def align_programs_to_copy():
     names = ["single", *PARALLEL]  # the order of the page
     code = read_strategies(names, load_data("to_copy.toml"))
-    (columns,) = code.sections.values()
+    columns = code.sections[""]
     rows = align(columns)
     for name, lines in columns.items():
         assert [line for row in rows for line in row[name]] == lines
@@ -217,15 +217,17 @@ def test_equal_lines_of_the_programs_to_copy_stand_at_one_height(pair):
         assert left[line] == right[line], line
 
 
-def test_a_strategy_without_a_program_to_copy_shows_the_function_that_makes_it():
+def test_each_strategy_shows_the_function_that_makes_it_and_maybe_a_program_to_copy():
     code = read_strategies(["pmap", "jit"], {"pmap": "\nx = 1\n"})
-    loops, added = code.sections.values()
-    assert loops == {"pmap": ["x = 1"]}
-    lines = (STEPS / "jit.py").read_text().splitlines()
-    start = lines.index(added["jit"][0])
-    assert added == {"jit": lines[start : start + len(added["jit"])]}
-    assert added["jit"][0].startswith("def make_strategy(")
-    assert "train_step" in str(added["jit"])
+    assert list(code.sections) == ["", "pmap", "jit"]
+    assert code.sections[""] == {"pmap": ["x = 1"]}
+    for name in ("pmap", "jit"):
+        shown = code.sections[name]
+        lines = (STEPS / f"{name}.py").read_text().splitlines()
+        start = lines.index(shown[name][0])
+        assert shown == {name: lines[start : start + len(shown[name])]}
+        assert shown[name][0].startswith("def make_strategy(")
+        assert "train_step" in str(shown[name])
 
 
 HLO = (
