@@ -16,6 +16,7 @@ K = 4  # micro-batches per update
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 mesh = Mesh(jax.devices(), ("data",))
+assert B % (K * mesh.size) == 0, f"B = {B} is not divisible by K = {K} x {mesh.size} devices"
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
 

@@ -114,6 +114,24 @@ def test_a_batch_that_three_devices_cannot_share_stops_the_program(tmp_path):
     assert sentence == "AssertionError: B = 128 is not divisible by 3 devices"
 
 
+@pytest.mark.parametrize("script", ["13_accumulate", "20_fit"])
+def test_micro_batches_that_cut_no_device_evenly_stop_the_program(script, tmp_path):
+    """Lessons 13 and 20: an `assert` names K, and the error of the reshape doesn't."""
+    program = (build.FOLDER / "program" / f"{script}.py").read_text()
+    three = program.replace("K = 4  #", "K = 3  #")
+    lines = [line for line in three.splitlines() if not line.startswith("assert")]
+    messages = []
+    for text in (three, "\n".join(lines)):
+        path = tmp_path / "three.py"
+        path.write_text(text)
+        messages.append(python(path).stderr)
+    sentence, reshape = messages
+    expected = "AssertionError: B = 128 is not divisible by K = 3 x 8 devices"
+    assert sentence.splitlines()[-1] == expected
+    assert "TypeError: cannot reshape array of shape (16, 64)" in reshape
+    assert "K = " not in reshape.splitlines()[-1]
+
+
 def test_under_jit_the_batch_norm_of_flax_uses_the_global_batch():
     """Lesson 07: without an axis name; a ragged batch needs the mask."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))

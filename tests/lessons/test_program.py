@@ -173,7 +173,7 @@ def new_code_lines(earlier: str, later: str) -> int:
     [
         ("09", "11", 10, "Change ten lines"),
         (OLD, "12", 16, "Then sixteen new lines"),
-        ("09", "13", 17, "It takes seventeen new lines"),
+        ("09", "13", 18, "It takes eighteen new lines"),
         ("09", "14", 13, "With thirteen new or changed lines"),
         ("09", "15", 20, "about twenty new lines"),
         ("09", "16", 15, "changes fifteen lines of your program"),

@@ -3,7 +3,6 @@
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 from pmapdp.lessons import drawing
 from pmapdp.lessons.programs import memory
@@ -56,18 +55,15 @@ def work_of_a_device(work: dict[str, float]) -> None:
 
 @drawing.picture
 def memory_over_time(programs: dict[str, Any]) -> None:
-    """Memory of one device during an update: one high hill for the whole batch, K lower hills with K micro-batches."""
+    """Memory of one device after each instruction of an update: one high hill for the whole batch, K lower hills on a floor with K micro-batches."""
     _, grid = plt.subplots(
         1, len(programs), figsize=(7, 2), sharey=True, layout="constrained"
     )
     for axes, (name, program) in zip(grid, programs.items(), strict=True):
-        planned = program.memory_analysis().temp_size_in_bytes / 1e6
-        # After each instruction. An array may lie where the result will be, so the sum
-        # can exceed the plan.
-        megabytes = np.minimum(memory.curve(program), planned)
+        megabytes = memory.curve(program)  # after each instruction
         axes.fill_between(
             range(len(megabytes)), megabytes, color=drawing.DEVICE_COLOURS[0]
         )
         axes.set_title(name, fontsize=9)
-        axes.set(xlabel="one update", xticks=[], ylim=(0, None))
+        axes.set(xlabel="instructions, in order", xticks=[], ylim=(0, None))
     grid[0].set_ylabel("MB on one device")
