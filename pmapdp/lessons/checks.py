@@ -4,7 +4,8 @@
 
 A check never stops the notebook. It tries the answer on fixed inputs and prints what
 it found; an exercise that is not begun is reported as such. The checks of a lesson are
-the functions of `lesson_checks/lesson_NN.py`.
+the functions of `lesson_checks/lesson_NN.py`. A check returns None, or a remark on an
+answer that it accepts.
 """
 
 import functools
@@ -149,8 +150,9 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
     try:
         module = f"pmapdp.lessons.lesson_checks.lesson_{lesson[:2]}"
         check_of_exercise = getattr(importlib.import_module(module), exercise)
-        check_of_exercise(watched)
-        verdict = Verdict(True, f"{exercise}: right")
+        remark = check_of_exercise(watched)
+        right = f"{exercise}: right"
+        verdict = Verdict(True, f"{right}, but {remark}" if remark else right)
     except NotYetError as reason:
         message = f"not yet: {reason}"
         if returned and returned[-1] is None and is_stub(answer):

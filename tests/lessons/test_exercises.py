@@ -119,6 +119,26 @@ def test_the_solution_passes(lesson, exercise):
     assert verdict.solved, verdict.message
 
 
+@pytest.mark.slow
+def test_a_step_without_the_check_is_accepted_with_a_remark():
+    """Lesson 10."""
+    lesson = "10_three_ways_side_by_side"
+    unchecked = ("**specs)", "**specs, check_vma=False)")
+    by_hand = (
+        'lax.pmean(loss(params, x, y), "data")',
+        "loss(params, x, y)",
+        "jax.value_and_grad(mean_loss)(params)",
+        'lax.pmean(jax.value_and_grad(mean_loss)(params), "data")',
+    )
+    verdict = check(
+        lesson, "make_step", edited(lesson, "make_step", by_hand + unchecked)
+    )
+    assert verdict.solved
+    assert "keep check_vma on" in verdict.message
+    verdict = check(lesson, "make_step", SOLUTIONS[lesson]["make_step"])
+    assert verdict.message == "make_step: right"
+
+
 @pytest.mark.parametrize("lesson", SOLUTIONS)
 def test_every_lesson_has_two_to_four_and_the_tables_name_no_other(lesson):
     assert len(SOLUTIONS[lesson]) in (2, 3, 4)

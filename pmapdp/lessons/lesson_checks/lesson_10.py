@@ -76,6 +76,8 @@ def fixed_gradient(answer):
         f"the devices, and a pmean after that changes nothing: {cure}": N * expected,
         f"{N * N} times too large on {N} devices: jax.grad already summed over the "
         f"devices, and a psum did so again: {cure}": N * N * expected,
+        f"you divide by {jax.device_count()}, but this check runs on {N} devices. Use "
+        "lax.axis_size('data')": N / jax.device_count() * expected,
     }
     refuse(found[0], mistakes)
     require(
@@ -86,7 +88,11 @@ def fixed_gradient(answer):
 
 
 def make_step(answer):
-    """Accept a step that makes one device's first two updates, with momentum."""
+    """Accept a step that makes one device's first two updates, with momentum.
+
+    Returns:
+        A remark if the step turns the check off, or None.
+    """
     params, loss, x, y = make_problem()
     mesh = mesh_of(N)
     optimizer = optax.sgd(0.01, momentum=0.9)
@@ -152,3 +158,9 @@ def make_step(answer):
         f"right, but loss was called with {max(row_counts)} rows, and a device has {b} "
         "of them: split x and y by in_specs, and call loss inside the shard_map",
     )
+    if "check_vma=False" in jaxpr:
+        return (
+            "you turned the check off, so nothing would have told you if you had "
+            "forgotten the pmean: keep check_vma on, and cast first"
+        )
+    return None

@@ -10,6 +10,7 @@ GRADIENTS_AVERAGED = f'{OWN}\n        gradients = lax.pmean(gradients, "data")'
 UNCHECKED = ("**specs)", "**specs, check_vma=False)")
 DIVIDED_BY_8 = f"{OWN}\n        gradients = jax.tree.map(lambda g: g / 8, gradients)\n        value = lax.pmean(value, 'data')"
 PSUM_OF_CAST = CAST_STEP.replace("pmean", "psum")
+DIVIDED_BY_EIGHT = "jax.tree.map(lambda g: g / 8, jax.grad(loss)(w, x))"
 LOSS = 'lax.pmean(loss(params, x, y), "data")'
 # A shard_map that does nothing, and jit's gradient.
 BY_JIT = """loss(
@@ -37,6 +38,7 @@ WRONG = {
         ("different gradients", GRADIENT, CAST),
         ("Either psum took the place", GRADIENT, f'lax.psum({CAST}, "data")'),
         ("a tree like w", GRADIENT, 'lax.pmean(loss(w, x), "data")'),
+        ("you divide by 8, but this check runs on 5", GRADIENT, DIVIDED_BY_EIGHT),
     ],
     "make_step": [
         ("this is the trap", STEP, AVERAGED),
