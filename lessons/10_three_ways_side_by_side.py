@@ -17,11 +17,11 @@
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
 # the compiler works that out. There's a third way, `shard_map`: you pass global arrays, as with jit, but your function
 # sees one device's rows, as with pmap. Since jax 0.8, pmap itself is built on it. You'll need `shard_map` to port a
-# pmap program, or to see and decide what the devices send. It has a trap that raises no error, and you'll step into it
-# on purpose.
+# pmap program, or to control what the devices send. It has a trap that raises no error, and you'll step into it on
+# purpose.
 #
-# **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
-# shard_map. 22 minutes, 37 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
+# **You will** write the step with `shard_map`, see the trap and three ways around it, and choose between pmap, jit and
+# shard_map. 23 minutes, 38 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -42,8 +42,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Three ways in one picture
 #
 # The three differ in what you pass, in how much of it your function sees, and in who sums the gradients. The picture
-# has four devices, each in its own colour. The global batch has B rows, with b of them on each device. Who does the
-# summing under `shard_map` is what this lesson is about.
+# has four devices, each in its own colour. The global batch has B rows, with b of them on each device. One box has a
+# question mark, and this lesson fills it in.
 
 # %%
 lesson_10.three_ways()
@@ -64,8 +64,8 @@ specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": Part
 # ## How much of the batch does your loss see?
 #
 # Let's take the smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the
-# mean of `w * x`. At w = 1 the loss is 7.5, and its gradient, the mean of `x`, is 7.5 as well. `loss` appends the shape
-# of `x` to a list, because that's where the three differ.
+# mean of `w * x`. At w = 1 the loss is 7.5. Its gradient is the mean of `x`, so that's 7.5, too. `loss` appends the
+# shape of `x` to a list, because that's where the three differ.
 
 
 # %%
@@ -125,17 +125,17 @@ lesson_10.trap()
 #
 # </details>
 #
-# The culprit is `check_vma`, which is on by default. It is called a check, but it also changes gradients: it makes JAX
-# keep a record of what's the same on all devices, and `w` is. So JAX sees one weight used eight times, whose gradient is
-# a sum of eight. `jax.grad` does this sum for you, and you never see the all-reduce. pmap runs your step in a
-# `shard_map` with the check off, which is why the same line was correct in lesson 05.
+# The culprit is `check_vma`, which is on by default. Despite its name, it changes gradients. **vma** stands for *varying
+# manual axes*: JAX now tracks which values vary from device to device. `x` does, and `w` doesn't. Before the two are
+# multiplied, JAX casts `w` to a value that varies. In the forward pass this cast hands one weight to eight devices. In
+# the backward pass eight gradients come back to one weight, so the transpose of the cast is a `psum`. That's the
+# all-reduce that you never see. pmap runs your step in a `shard_map` with the check off, and that's why the same line
+# was correct in lesson 05.
 #
-# **vma** stands for *varying manual axes*: `x` varies from device to device, and `w` doesn't.
+# <details><summary>The cast, and the all-reduce you didn't write, in a jaxpr</summary>
 #
-# <details><summary>The record, and the all-reduce you didn't write, in a jaxpr</summary>
-#
-# `jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x)` shows you the program that JAX has traced. Its first line is
-# a `pvary`, JAX's cast of `w`, and its last one is the all-reduce. `V:data` marks what varies:
+# `jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x)` begins with a `pvary`, JAX's cast of `w`, and ends with the
+# all-reduce. `V:data` marks what varies:
 #
 # ```
 # c:f32[]{V:data} = pvary[axes=('data',)] a
@@ -145,16 +145,17 @@ lesson_10.trap()
 #
 # </details>
 #
-# ## Two ways around it
+# ## Three ways around it
 #
-# Once you know that `jax.grad` sums, you can let it: average the *loss*. Then each of the eight gradients is an eighth
-# of what it was, and their sum is the gradient you want, because here all devices have two numbers. Or you can stop
-# `jax.grad` from summing: `lax.pcast(w, "data", to="varying")` says that from here on, each device has a `w` of its
-# own. Then there's nothing to sum, and your `pmean` averages eight different gradients, as under pmap. The cast only
-# relabels `w`, so it's free.
+# Once you know that `jax.grad` sums, you can let it. Average the *loss*, and each gradient shrinks to an eighth, so
+# their sum is the mean. This needs equal parts, as here.
 #
-# You can also switch the check off. Then JAX keeps no record of what varies, so `jax.grad` doesn't sum anything. Here
-# are all three functions, with and without the check.
+# Or you stop `jax.grad` from summing. You make the cast yourself, before `jax.grad`: `lax.pcast(w, "data",
+# to="varying")` says that from here on, each device has a `w` of its own. Then there's nothing to sum, and your `pmean`
+# averages eight different gradients, as under pmap. The cast only relabels `w`, so it's free.
+#
+# You can also switch the check off. Then JAX doesn't track what varies, and `jax.grad` sums nothing. Here are all three
+# functions, with and without the check.
 #
 # **Predict:** which of the three is wrong without the check?
 
@@ -183,19 +184,36 @@ for function in (average_gradient, average_loss, cast_first):
 # `average_loss`. Nothing averages its gradient now, so each device ends up with the mean of its own two numbers. That
 # was mistake 2 in lesson 05. The other two call `pmean` on the gradient, so they get 7.5.
 #
+# </details>
+#
+# There's a third way. So far `jax.grad` was *inside* the `shard_map`. Take it outside instead, of the whole mapped loss:
+
+# %%
+outside = {}
+for check_vma in (True, False):
+    mapped_loss = map_over_devices(averaged_loss, check_vma)
+    outside[check_vma] = jax.grad(mapped_loss)(w, x)
+    print(f"check_vma={check_vma}: {outside[check_vma]}")
+lesson_10.three_ways_answered()
+
+# %% [markdown]
+# From outside there's one weight and one loss, as under jit, so there's no trap. And the question mark is filled in:
+# `jax.grad` sums the gradients, or you do, after a cast or without the check. Here are all the ways:
+#
 # | | with the check (default) | `check_vma=False` |
 # | --- | --- | --- |
 # | `pmean(grad(loss))`, as under pmap | **60, eight times too large** | correct |
 # | `grad(pmean(loss))` | correct | **not averaged**: each device has its own |
 # | `pcast`, then `pmean(grad(loss))` | correct | correct |
+# | `grad` outside, of `shard_map(pmean(loss))` | correct | correct |
 #
-# </details>
+# Your program will cast all the same, because then the all-reduce is a line of its own. You decide what goes into it,
+# such as gradients together with the count, and when it runs. In lesson 13 you'll put it behind a loop.
 #
 # ## Why you want the check
 #
-# Why not switch the check off for good, and write what you wrote under pmap? Because the check finds a mistake that
-# pmap doesn't. In lesson 05 you forgot the all-reduce, and nobody noticed. Forget it again, first without the check and
-# then with it.
+# Why not switch the check off for good? Because it finds a mistake that pmap doesn't. In lesson 05 you forgot the
+# all-reduce, and nobody noticed. Forget it again, first without the check and then with it.
 
 
 # %%
@@ -214,17 +232,20 @@ except ValueError as error:
         print(textwrap.fill(line, 100))
 
 # %% [markdown]
-# Without the check you get eight different gradients under one name. With the check, JAX notices before anything runs:
+# Without the check you get eight different gradients under one name. With the check, JAX notices before anything runs.
 # `out_specs` promises that all devices return the same thing, and JAX sees that this gradient varies. So **keep the
 # check on in new code, and cast first.**
 #
-# pmapdp itself turns the check off. Its [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and
-# pmap's `pmean`, because it has to run *your* model, whatever is in it, and the check refuses some models that are
-# perfectly fine. `nnx.RNN`, for example, loops over time and starts from zeros, which are equal on all devices. After
-# one step the state varies from device to device, and JAX refuses a loop whose state starts equal and ends different.
-# In your own program you'd pass `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp can't do that inside
-# a layer of yours. So it does without the check, and its tests compare every update with one device's, on one to eight
-# devices.
+# <details><summary>Why does pmapdp turn the check off?</summary>
+#
+# Because it has to run *your* model, and the check refuses some models that are perfectly fine. `nnx.RNN`, for example,
+# loops over time and starts from zeros, which are equal on all devices. After one step the state varies. A scan must
+# return the type that it started with, and "varying" is part of the type, so JAX refuses. In your own program you'd pass
+# `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp can't do that inside a layer of yours. So its
+# [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and pmap's `pmean`, and its tests compare
+# every update with one device's, on one to eight devices.
+#
+# </details>
 #
 # ## The program so far
 #
@@ -247,8 +268,8 @@ except ValueError as error:
 #
 # Don't trust the losses: Adam hides a gradient that's eight times too large, as you saw in lesson 05. So compare the
 # gradients with one device's, on the epoch's last batch. Device 0 has its eight examples, and the other seven devices
-# have nothing but padding. With a learning rate of 1, an update of SGD is the gradient, so you get the program's own
-# gradient from its step. The three functions below do without the cast.
+# have nothing but padding. After its first update, Adam holds a tenth of the gradient, so you can read the program's own
+# gradient from its state. The two functions below do without the cast.
 
 
 # %%
@@ -258,19 +279,13 @@ def trapped(model, batch):  # the program's lines, without the cast
     return jax.tree.map(lambda g: g / count, gradients)
 
 
-def mean_of_means(model, batch):
-    total, sums = loss_sums(model, batch)
-    return lax.pmean(total / sums["count"], "data")
-
-
 def divided_sum(model, batch):
     total, sums = loss_sums(model, batch)
     return total / lax.psum(sums["count"], "data")
 
 
 # %% [markdown]
-# **Predict:** which of the three finds one device's gradient: `trapped`, the gradient of `mean_of_means`, or the
-# gradient of `divided_sum`?
+# **Predict:** how long are the results of `trapped` and of `jax.grad(divided_sum)`, compared with one device's gradient?
 
 # %% tags=["prediction"]
 *_, last_batch = batches(*train_data, seed=0)
@@ -278,11 +293,9 @@ model, placed = init_state()[0], place_batch(last_batch)
 gradients, sums = jax.grad(loss_sums, has_aux=True)(model, last_batch)
 expected = jax.tree.map(lambda g: g / sums["count"], gradients)  # one device's
 
-optimizer = optax.sgd(1.0)
-jax.clear_caches()  # the compiled step has read the old optimizer
-(new_model, _), _ = train_step(place_state(init_state()), placed)
-results = {"the program": jax.tree.map(np.subtract, *jax.device_get((model, new_model)))}
-for function in (trapped, jax.grad(mean_of_means), jax.grad(divided_sum)):
+(_, (adam, _)), _ = train_step(place_state(init_state()), placed)
+results = {"the program": jax.tree.map(lambda mean: mean / 0.1, jax.device_get(adam.mu))}
+for function in (trapped, jax.grad(divided_sum)):
     results[function.__name__] = jax.device_get(map_over_devices(function)(model, placed))
 ratios = {}
 for name, found in results.items():
@@ -292,15 +305,14 @@ for name, found in results.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The gradient of `divided_sum`. Each device divides by the global count, and `jax.grad` sums over the devices.
-# `mean_of_means` is correct for full batches. But here seven devices divide 0 by 0, so the result is NaN, which is
-# lesson 05's first mistake.
+# `trapped` is eight times too long. The gradient of `divided_sum` is correct, because each device divides by the global
+# count, and `jax.grad` sums over the devices.
 #
 # </details>
 #
-# So why does the program cast? `divided_sum` needs the count before the backward pass and the gradients after it, so it
-# waits for two all-reduces. After the cast, one `pmean` averages both. [`pmapdp.verify`](../docs/verify.md) makes such
-# a comparison for your own step, and you'll use it in [lesson 12](12_port_a_pmap_program.ipynb).
+# But `divided_sum` all-reduces twice, the count first and the gradients later. After the cast, one `pmean` averages
+# both. [`pmapdp.verify`](../docs/verify.md) makes such a comparison for your own step, and you'll use it in [lesson
+# 12](12_port_a_pmap_program.ipynb).
 #
 # ## The three, side by side
 #
@@ -320,14 +332,14 @@ for name, found in results.items():
 #
 # So `shard_map` is pmap's step plus a cast, on jit's arrays.
 #
-# `python -m pmapdp.compare --dtype float64 --html page.html` trains a small CNN on one device and in all three ways,
-# and writes a page with the code, the arrays, the proof, and nine mistakes that raise no error. Here's the top of the
-# page:
+# `python -m pmapdp.compare --dtype float64 --html page.html` trains a small CNN on one device and in all three ways.
+# In a minute or more it writes a page with the code, the arrays, the proof, and nine mistakes that raise no error. The
+# page's code has `psum` where yours has `pmean`. Both are correct, because N cancels. Here are the main rows:
 #
-# ![The first screen of the page: a column each for single, pmap, shard_map and jit, with a yellow bar where the
-# gradients are summed](../docs/pictures/compare.png)
+# ![The main rows of the page: a column each for single, pmap, shard_map and jit, with a yellow bar where the gradients
+# are summed](../docs/pictures/compare.png)
 #
-# All three give the same numbers, up to rounding, so choose by what you want to write:
+# All three give the same result, so choose by what you want to write:
 #
 # | you want | use | because |
 # | --- | --- | --- |
@@ -345,6 +357,7 @@ assert checked_gradients["average_gradient"] == [60.0] * 8
 assert checked_gradients["average_loss"] == checked_gradients["cast_first"] == [7.5] * 8
 assert unchecked_gradients["average_gradient"] == unchecked_gradients["cast_first"] == [7.5] * 8
 assert len(set(unchecked_gradients["average_loss"])) == len(set(wrong_gradients)) == 8
+assert outside == {True: 7.5, False: 7.5}
 assert "can't be statically inferred" in refusal
 jaxpr = jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x).pretty_print(use_color=False)
 assert "f32[]{V:data} = pvary[axes=('data',)] a" in jaxpr
@@ -354,14 +367,10 @@ for name, ratio in {"the program": 1, "trapped": 8, "divided_sum": 1}.items():
 for name in ("the program", "divided_sum"):
     difference = jax.tree.map(np.subtract, results[name], jax.device_get(expected))
     assert optax.tree.norm(difference) < 1e-5
-assert np.isnan(ratios["mean_of_means"])
-full_batch = next(batches(*train_data, seed=0))
-gradients, sums = jax.grad(loss_sums, has_aux=True)(model, full_batch)
-full_gradient = map_over_devices(jax.grad(mean_of_means))(model, place_batch(full_batch))
-difference = jax.tree.map(lambda a, b: a - b / B, *jax.device_get((full_gradient, gradients)))
-assert optax.tree.norm(difference) < 1e-6
 program = map_over_devices(jax.grad(divided_sum)).lower(model, placed).compile().as_text()
 assert program.count(" all-reduce(") == 2
+program = train_step.lower(place_state(init_state()), placed).compile().as_text()
+assert program.count(" all-reduce(") == 1
 
 # %% [markdown]
 # ## Exercises
@@ -371,8 +380,8 @@ assert program.count(" all-reduce(") == 2
 # 1. `fixed_gradient` (5 minutes, find the mistake): `broken_gradient` is correct under pmap. But here it runs inside a
 #    `shard_map` with the check on, over the axis `"data"`. Return the gradient of the mean over all devices, which all
 #    have the same number of examples.
-#    <details><summary>Hint</summary>With the check on there are three correct ways, and you've seen two of them. The
-#    third starts from the sum that <code>jax.grad</code> returns.</details>
+#    <details><summary>Hint</summary>There are several correct ways. One that you haven't seen divides the sum that
+#    <code>jax.grad</code> returns.</details>
 # 2. `make_step` (10 minutes): the whole lesson. You get `loss(params, x, y)`, the mean over the examples it's given,
 #    and an Optax optimizer. Return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state, loss)`
 #    with `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays without padding, cut into equal
@@ -404,10 +413,9 @@ for exercise in (fixed_gradient, make_step):
 # %% [markdown]
 # ## Take away
 #
-# - `shard_map` takes jit's arrays and runs pmap's step. `in_specs` says how to cut the arrays, and
-#   `out_specs` how to put the results together.
-# - With the check on, `jax.grad` of a replicated weight is already summed over the devices. Cast first, and average
-#   gradients and count, as under pmap.
+# - `shard_map` takes jit's arrays and runs pmap's step.
+# - With the check on, `jax.grad` inside a `shard_map` already sums the gradient of a replicated weight over the
+#   devices. Cast first, and average gradients and count, as under pmap.
 # - The check finds a forgotten all-reduce before anything runs. Without it, compare one update with one device's.
 #
 # | your program | in pmapdp | file |
