@@ -16,9 +16,9 @@
 # # 04. Map over devices
 #
 # `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
-# its own: `pmap`. In lesson 00 that kept a glider on device 0, because no device knew of its neighbours. Testing needs
-# no neighbour: each device can score its own part of the data, and that's what we'll do. But with `pmap` you also make
-# a promise that JAX never checks, and if you break it, you get a wrong number and no error.
+# its own: `pmap`. In lesson 00 each device worked alone, so the glider never left device 0. For a test that's fine,
+# because each device can score its own part of the data. But with `pmap` you also make a promise that JAX never checks.
+# If you break it, you get a wrong number and no error.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and test
 # lesson 03's network on eight devices. 20 minutes, 45 with exercises. You need [00 Meet your
@@ -28,8 +28,8 @@
 #
 # Not in new programs. JAX keeps `pmap` working, but doesn't develop it any further, and new programs use `jit` or
 # `shard_map` (lessons 09 and 10). We begin with `pmap` because there you write down what one device does, and what the
-# devices send each other. Once you've done that, you know what the compiler does for you under `jit`. If you'd rather do
-# without `pmap`, go on with lesson 09. [The README](README.md) describes that way.
+# devices send each other. Once you've done that, you know what the compiler does for you under `jit`. To do without `pmap`,
+# go on with lesson 09, as [the README](README.md) describes.
 #
 # </details>
 
@@ -77,27 +77,29 @@ for shard in dots.addressable_shards:
 #
 # `pmap` gives each device at most one row. If you pass six, two devices stay idle, without a warning. Nine are an
 # error, and so are sixteen: `cannot select an axis to squeeze out which has size not equal to one`. Reshape `[16, 10]`
-# to `[8, 2, 10]`, and each device gets two.
+# to `[8, 2, 10]`. Then each device gets two rows, and your function sees `[2, 10]`.
 
 # %%
 lesson_04.dot_products(xs.sum(1))
 
 # %% [markdown]
-# ## Split, or the same for everyone
+# ## Split, or the same on every device
 #
 # Not every argument should be split, because each device needs the whole model. With `in_axes=(None, 0)` every device
-# gets all of the first argument, and its row of the second. But NumPy arrays travel to the devices in every call, which
-# is fine for a batch and a waste for a model that hasn't changed. So place the model yourself, once, before you call the
-# step. Two things say where an array goes:
+# gets all of the first argument, and its row of the second. But NumPy arrays travel to the devices in every call. For a
+# batch that's fine. For a model that hasn't changed it's a waste. So place the model yourself, once, before you call
+# the step. Two things say where an array goes:
 #
 # - A **mesh** is an array of devices with named axes. Ours is a row of eight devices, and its axis is called `"data"`.
-# - A **partition spec** says how to cut an array: for each array axis it names the mesh axis that splits it, or none.
-#   `PartitionSpec("data")` cuts the first axis into eight parts. `PartitionSpec()` cuts nothing, so everyone gets all
-#   of it: the array is **replicated**.
+# - A **partition spec** says how to cut an array. It has one entry for each array axis: the mesh axis that cuts it, or
+#   `None`. You may leave out `None` at the end. `PartitionSpec("data")` cuts the first axis into eight parts.
+#   `PartitionSpec()` cuts nothing, so each device gets the whole array: it's **replicated**.
 #
 # Together they make a `NamedSharding`, and `jax.device_put(x, sharding)` puts an array there, or all arrays of a
-# pytree. On JAX's own pages you'll see `P` for `PartitionSpec`, and often `jax.make_mesh(...)` for the mesh. Stay with
-# `Mesh` until lesson 11, because a mesh from `make_mesh` behaves differently.
+# pytree. Only your own `device_put` uses this mesh. `pmap` makes one of its own, over the same devices.
+#
+# On JAX's own pages you'll see `P` for `PartitionSpec`, and often `jax.make_mesh(...)` for the mesh. Stay with `Mesh`
+# until lesson 11, because a mesh from `make_mesh` behaves differently.
 
 # %%
 mesh = Mesh(jax.devices(), ("data",))
@@ -117,9 +119,9 @@ lesson_04.mesh_and_specs()
 # other. In a test, each device counts its own correct answers, and the host adds up the eight counts.
 #
 # 1. `sums_on_devices` (10 minutes): `eval_step(state, batch)` returns a dictionary of sums over a batch, such as the
-#    number of correct answers. `batch` is a tuple of NumPy arrays with B rows each, a multiple of the number of devices
-#    N. Give each device B / N rows, and all of the state. Call `eval_step` on all devices with `jax.pmap`, and return the
-#    dictionary of the sums over all B rows. <details><summary>Hint</summary><code>jax.tree.map</code> reshapes
+#    number of correct answers. `batch` is a tuple of NumPy arrays with B rows each. B is a multiple of N, the number of
+#    devices. Let all devices share the work with `jax.pmap`, and return the dictionary of the sums over all B rows.
+#    <details><summary>Hint</summary>Each device gets B / N rows, and all of the state. <code>jax.tree.map</code> reshapes
 #    every array of the batch, and it also adds up every sum. <code>jax.device_count()</code> is N.</details>
 
 # %%
@@ -134,17 +136,18 @@ def sums_on_devices(eval_step, state, batch):
 verdict = check("04_map_over_devices", "sums_on_devices", sums_on_devices)
 
 # %% [markdown]
-# The program does the same in three places: `place_batch` cuts the inputs `[128, 64]` into `[8, 16, 64]`, `pmap` maps
-# `eval_step`, and the last new line adds up the eight numbers of each sum on the host.
-#
 # <details><summary>Solution, and all that changes in the program</summary>
 #
 # include the difference of 03_flax.py and 04_evaluate.py
 #
+# `place_batch` cuts the inputs `[128, 64]` into `[8, 16, 64]`, `pmap` maps `eval_step`, and the last new line adds up
+# the eight numbers of each sum on the host.
+#
 # </details>
 #
 # You still train on one device, and after each epoch `place_state` copies the state to all eight. Don't keep `copies`
-# for later, because it shares device 0's memory with `state`, which the next `train_step` donates.
+# for later. It shares memory with `state`, and the next `train_step` gives that memory away. If you then read `copies`,
+# JAX says `Array has been deleted`.
 #
 # The next cell is the whole program, so you can skip its code. It prints lesson 03's test losses and accuracies, up to
 # rounding. If the check has accepted your `sums_on_devices`, the cell below it tests the trained network with it. You
@@ -164,7 +167,8 @@ print("test:", report(test_sums))
 print("with", "your sums_on_devices" if verdict.solved else "the program's own lines")
 
 # %% [markdown]
-# Now look at the last test batch. Of 1,000 points, 104 are left for it, and `batches` pads them to 128 rows.
+# Now look at the last test batch. Of 1,000 points, 104 are left for it, and `batches` pads them to 128 rows. You may still
+# use `copies` here, because no `train_step` has run since it was made.
 #
 # **Predict:** how many of the 104 points are on device 0, on device 6 and on device 7?
 
@@ -183,7 +187,7 @@ lesson_04.last_batch(is_correct, weights)
 #
 # 16, 8 and none, because device d gets the rows from 16 d on, and the last 24 rows are padding. In the picture a dot is
 # a correct answer, a cross is a wrong one, and a dash is padding. Device 7's own accuracy would be 0 / 0. So don't take
-# the mean of eight accuracies. Add up the sums and the counts, which is what `loss_sums` returns them for.
+# the mean of eight accuracies. Add up the sums and the counts. That's why `loss_sums` returns both.
 #
 # </details>
 #
@@ -201,7 +205,7 @@ on_1, on_5 = jax.device_put((xs, xs), (jax.devices()[1], jax.devices()[5]))
 calls = {
     "add arrays on devices 1 and 5": lambda: on_1 + on_5,
     "split an array on device 5": lambda: jax.pmap(jnp.sum)(on_5),
-    "hand one to everyone": lambda: jax.pmap(jnp.dot, in_axes=(None, 0))(on_5[0], xs),
+    "give all devices the same": lambda: jax.pmap(jnp.dot, in_axes=(None, 0))(on_5[0], xs),
 }
 for name, call in calls.items():
     try:
@@ -212,10 +216,12 @@ for name, call in calls.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first two: `+` and a split argument refuse a committed array in the wrong place. An argument with `in_axes=None`
-# is copied, committed or not, and that's the trap: in every call, JAX copies the array from device 5 to the seven
-# others, and nobody tells you. That's why you place the state on all devices, once. If you suspect a copy, wrap the
-# call in `with jax.transfer_guard_device_to_device("disallow"):`, which turns it into an error.
+# The first two. JAX won't move a committed array to add it or to split it. In the second error you see the mesh that
+# `pmap` makes: its axis is called `_internal_pmap_axis_name`.
+#
+# An argument with `in_axes=None` is copied, committed or not, and that's the trap. In every call, JAX copies the array
+# from device 5 to the seven others, and nobody tells you. That's why you place the state on all devices, once. If you
+# suspect a copy, wrap the call in `with jax.transfer_guard_device_to_device("disallow"):`. Then it's an error.
 #
 # </details>
 #
@@ -238,7 +244,7 @@ lesson_04.one_label_for_eight_rows(lie)
 # <details><summary>Answer</summary>
 #
 # Row 0. JAX reads the copy on device 0, and takes your word for it that the others are equal. In lesson 05 a whole
-# training run ends like this, and you'll learn how to notice.
+# training run ends like this. With the next exercise you'd notice.
 #
 # </details>
 #
@@ -246,11 +252,11 @@ lesson_04.one_label_for_eight_rows(lie)
 #
 # Solutions, with reasons: [solutions/04_map_over_devices.py](solutions/04_map_over_devices.py).
 #
-# 2. `block_product` (10 minutes): the matrix product of `a` `[2 m, K]` and `b` `[K, 4 p]` in 2 x 4 blocks, one on each
-#    of eight devices. Device 4 i + j multiplies row block i of `a` by column block j of `b`. Return `[8, m, p]`, a JAX
-#    array with one block on each device. <details><summary>Hint</summary>Build two stacked arrays, <code>[8, m,
-#    K]</code> with each row block repeated four times in a row (<code>repeat</code>), and <code>[8, K, p]</code> in
-#    which the four column blocks occur twice (<code>tile</code>).</details>
+# 2. `largest_difference` (10 minutes): do all devices still have the same model? `state` is a pytree of arrays, and JAX
+#    says that each of them is replicated. For each number in it, take the largest of the devices' copies minus the
+#    smallest. Return the maximum over all numbers of all arrays. If all copies are equal, that's 0.
+#    <details><summary>Hint</summary>Read the data of each of an array's <code>addressable_shards</code> as a NumPy array,
+#    and stack them: <code>[N, ...]</code>. <code>jax.tree.leaves</code> lists the arrays.</details>
 # 3. `fixed_accuracy` (5 minutes, find the mistake): `broken_accuracy` raises no error and returns a number between 0
 #    and 1, but it isn't the accuracy over all examples. Return that accuracy. You may compute it in any way, but the
 #    shortest repair keeps `pmap`. <details><summary>Hint</summary>What do you promise with
@@ -265,9 +271,9 @@ def broken_accuracy(w, x, labels):  # [D, C], [N, b, D], [N, b]
     return jax.pmap(local_accuracy, in_axes=(None, 0, 0), out_axes=None)(w, x, labels)
 
 
-def block_product(a, b):
-    """The blocks `[8, m, p]` of `a` `[2 m, K]` times `b` `[K, 4 p]`, one on each device."""
-    ...  # your code: 3 to 6 lines
+def largest_difference(state):
+    """The largest difference between two devices' copies of a number in `state`."""
+    ...  # your code: 4 to 6 lines
 
 
 def fixed_accuracy(w, x, labels):
@@ -275,7 +281,7 @@ def fixed_accuracy(w, x, labels):
     ...  # your code: 3 to 4 lines
 
 
-for exercise in (block_product, fixed_accuracy):
+for exercise in (largest_difference, fixed_accuracy):
     check("04_map_over_devices", exercise.__name__, exercise)
 
 # %% tags=["proof"]
@@ -291,26 +297,32 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 
 
 def is_refused(compute):
-    """Return True if JAX raises an error instead of moving arrays."""
+    """Return True if JAX raises an error instead of moving or reading arrays."""
     try:
         compute()
-    except (ValueError, jax.errors.JaxRuntimeError):
+    except (ValueError, RuntimeError):
         return True
     return False
 
 
+assert "_internal_pmap_axis_name" in str(dots.sharding)  # pmap's own mesh
+kernel = copies[0].output.kernel[...]
+kernel_of_state = state[0].output.kernel[...]
+train_step(state, batch)
+assert kernel_of_state.is_deleted()
+assert is_refused(lambda: np.asarray(kernel))
 assert is_refused(lambda: jax.pmap(jnp.sum)(np.ones((9, 10))))
 assert is_refused(lambda: jax.pmap(jnp.sum)(np.ones((16, 10))))
 assert [is_refused(call) for call in calls.values()] == [True, True, False]
 with jax.transfer_guard_device_to_device("disallow"):
-    assert is_refused(calls["hand one to everyone"])
+    assert is_refused(calls["give all devices the same"])
     assert not is_refused(lambda: jax.pmap(jnp.dot, in_axes=(None, 0))(w, xs))
 
 # %% [markdown]
 # ## Take away
 #
-# - `pmap` gives each device its row, runs one program on all of them, and stacks the results. `None` means the same for
-#   everyone.
+# - `pmap` gives each device its row, runs one program on all of them, and stacks the results. `None` means the same on
+#   every device.
 # - A mesh and a partition spec say where an array lives. Place your arrays once, with `jax.device_put(x, sharding)`.
 # - With `out_axes=None` you promise that all devices agree, and JAX doesn't check. To see what each of them holds, read
 #   `addressable_shards`.

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def sums_on_devices(eval_step, state, batch):
@@ -13,15 +14,14 @@ def sums_on_devices(eval_step, state, batch):
     return jax.tree.map(jnp.sum, sums)
 
 
-def block_product(a, b):
-    """The blocks `[8, m, p]` of `a @ b`, one on each device, for `a` `[2 m, K]` and `b` `[K, 4 p]`."""
-    K = len(b)
-    rows = jnp.repeat(a.reshape(2, -1, K), 4, axis=0)  # [8, m, K]: blocks 0 0 0 0 1 1 1 1
-    # [8, K, p]: blocks 0 1 2 3 0 1 2 3
-    columns = jnp.tile(b.reshape(K, 4, -1).swapaxes(0, 1), (2, 1, 1))
-    # No device needs another one's result. pmap has a single axis, so we arrange the 2 x 4 blocks by hand. A mesh with
-    # two axes does that for you (lesson 15).
-    return jax.pmap(jnp.dot)(rows, columns)
+def largest_difference(state):
+    """The largest difference between two devices' copies of a number in `state`."""
+    differences = []
+    for array in jax.tree.leaves(state):
+        # `np.asarray(array)` would read device 0's copy alone, because JAX believes that the others are equal.
+        copies = np.stack([np.asarray(shard.data) for shard in array.addressable_shards])
+        differences.append((copies.max(0) - copies.min(0)).max())
+    return max(differences)
 
 
 def fixed_accuracy(w, x, labels):

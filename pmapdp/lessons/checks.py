@@ -1,6 +1,6 @@
 """Checks of the exercises.
 
-`check("04_map_over_devices", "block_product", answer)` says if an answer is right.
+`check("04_map_over_devices", "fixed_accuracy", answer)` says if an answer is right.
 
 A check never stops the notebook. It tries the answer on fixed inputs and prints what
 it found; an exercise that is not begun is reported as such. The checks of a lesson are

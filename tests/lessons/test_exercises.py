@@ -7,7 +7,7 @@ The answers are data, one file a lesson, `answers/lesson_NN.py`:
 
 An answer is the solution with OLD replaced by NEW, or a function. To try the answers to
 an exercise: `pytest tests/lessons/test_exercises.py -n 0 -m "" -k "lesson_04 and
-block_product"`.
+fixed_accuracy"`.
 """
 
 import ast

@@ -4,8 +4,10 @@ from unittest import mock
 
 import jax
 import numpy as np
+from jax import P
+from jax.sharding import NamedSharding
 
-from pmapdp.lessons.checks import call_and_watch, refuse, require
+from pmapdp.lessons.checks import mesh_of, refuse, require
 
 
 def sums_on_devices(answer):
@@ -77,52 +79,76 @@ def sums_on_devices(answer):
             )
 
 
-def block_product(answer):
-    """Eight blocks, one on each device, in the right order."""
+def put_copies(copies):
+    """Put `copies` `[N, ...]` on N devices, as an array that JAX takes for replicated."""
+    replicated = NamedSharding(mesh_of(len(copies)), P())
+    arrays = [
+        jax.device_put(copy, device)
+        for copy, device in zip(copies, jax.devices(), strict=False)
+    ]
+    return jax.make_array_from_single_device_arrays(
+        copies.shape[1:], replicated, arrays
+    )
+
+
+def largest_difference(answer):
+    """Four states of two arrays, whose copies differ in another way each time."""
+    N = len(jax.devices())
     rng = np.random.default_rng(0)
-    m, p, K = 2, 3, 5
-    a = rng.normal(size=(2 * m, K)).astype(np.float32)
-    b = rng.normal(size=(K, 4 * p)).astype(np.float32)
-    result = answer(a, b)
+    kernel = np.tile(rng.integers(-4, 4, size=(3, 2)).astype(np.float32), (N, 1, 1))
+    bias = np.tile(np.array([1.0, 5.0], np.float32), (N, 1))
+
+    def answer_for(kernel, bias):
+        state = {"bias": put_copies(bias), "kernel": put_copies(kernel)}
+        found = np.asarray(answer(state))
+        require(
+            found.shape == (),
+            f"the difference is one number, yours has the shape {found.shape}",
+        )
+        return float(found)
+
+    found = answer_for(kernel, bias)
     require(
-        result.shape == (8, m, p),
-        f"for a {a.shape} and b {b.shape} the result should have the shape "
-        f"{(8, m, p)}, yours has {result.shape}",
+        found == 0,
+        f"here all copies are equal, so the result is 0, and yours is {found}: compare "
+        "copies of the same number on different devices",
     )
-    blocks = np.stack([row @ b for row in a.reshape(2, m, K)])  # [2, m, 4 p]
-    blocks = blocks.reshape(2, m, 4, p).swapaxes(1, 2)  # [2, 4, m, p]
-    expected = blocks.reshape(8, m, p)
-    found = np.asarray(result)
-    order = (
-        "all blocks are there in another order: "
-        "device 4 i + j multiplies row block i with column block j"
-    )
-    refuse(found, {order: blocks.swapaxes(0, 1).reshape(8, m, p)})
-    wrong = [d for d in range(8) if not np.allclose(found[d], expected[d], atol=1e-4)]
+    for array, index in ((bias, (3, 1)), (kernel, (4, 2, 0))):
+        for change, word in ((0.5, "larger"), (-0.5, "smaller")):
+            array[index] += change
+            found = answer_for(kernel, bias)
+            array[index] -= change
+            require(
+                found != 0,
+                f"one number on device {index[0]} is {word} by 0.5 than the other "
+                "copies, and yours is 0: look at all arrays, and at the copy of every "
+                "device. NumPy and jnp read one copy alone",
+            )
+            require(
+                found > 0,
+                f"the difference of two copies is 0.5, yours is {found}: subtract the "
+                "smaller one from the larger one",
+            )
+            require(
+                np.isclose(found, 0.5),
+                f"one number on device {index[0]} differs by 0.5 from the other "
+                f"copies, yours is {found:.4f}",
+            )
+    kernel[1, 0, 1] += 0.25
+    kernel[2, 0, 1] -= 0.5
+    kernel[5, 2, 1] += 0.625
+    bias[6, 0] -= 0.125
+    found = answer_for(kernel, bias)
+    mistakes = {
+        "this compares every copy with device 0's: two others may be further "
+        "apart": 0.625,
+        "this adds up the arrays' differences: take the largest": 0.875,
+        "the largest and the smallest copy must be of the same number": 1.125,
+    }
+    refuse(found, mistakes)
     require(
-        not wrong,
-        f"the blocks {wrong} are not row block i of a times column block j of b, "
-        "for 4 i + j",
-    )
-    how = "map over the stacked blocks with jax.pmap"
-    require(
-        isinstance(result, jax.Array),
-        "the result is a NumPy array, so it's on the host: "
-        "return the JAX array, which is on the devices",
-    )
-    used = len(result.sharding.device_set)
-    require(used == 8, f"only {used} of 8 devices worked: {how}")
-    largest = max(shard.data.size for shard in result.addressable_shards)
-    require(
-        largest == m * p,
-        f"a device holds {largest} of {result.size} numbers, all of the result: "
-        "leave its part on each device, as jax.pmap does",
-    )
-    again, placed = call_and_watch(answer, a, b)
-    require(
-        not any(np.isin(np.asarray(again), np.asarray(x)).all() for x in placed),
-        "the result was there before you placed it, so one device or the host "
-        f"computed all of it: {how}",
+        np.isclose(found, 0.75),
+        f"the copies on devices 1 and 2 of a number differ by 0.75, yours is {found:.4f}",
     )
 
 

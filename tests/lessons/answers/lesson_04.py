@@ -1,3 +1,4 @@
+import jax
 import numpy as np
 
 CUT = "x.reshape(N, -1, *x.shape[1:])"
@@ -12,12 +13,8 @@ BY_PSUM = """jax.pmap(
 STACKED = """jax.pmap(eval_step)(
         jax.tree.map(lambda x: np.stack([x] * N), state), batch
     )"""
-OVER_A_MESH = (
-    'jax.NamedSharding(jax.sharding.Mesh(jax.devices(), ("data",)), jax.P("data"))'
-)
-OF_THE_HOST = "np.matmul(np.asarray(rows), np.asarray(columns))"
-REPLICATED = 'jax.NamedSharding(jax.sharding.Mesh(jax.devices(), ("data",)), jax.P())'
-BLOCKS = "jax.pmap(jnp.dot)(rows, columns)"
+STACK = "np.stack([np.asarray(shard.data) for shard in array.addressable_shards])"
+RANGE = "(copies.max(0) - copies.min(0)).max()"
 MAPPED = "jax.pmap(local_accuracy, in_axes=(None, 0, 0))(w, x, labels)"
 BY_PMEAN = """jax.pmap(
         lambda *arguments: lax.pmean(local_accuracy(*arguments), "data"),
@@ -38,7 +35,12 @@ def accuracy_of_two(w, x, labels):
     return np.mean([(x[d] @ w).argmax(-1) == labels[d] for d in (0, len(x) - 1)])
 
 
-BY_INDEX = "jax.pmap(lambda d: rows[d] @ columns[d])(jnp.arange(8))"
+def from_pairs(state):
+    differences = []
+    for array in jax.tree.leaves(state):
+        copies = [np.asarray(shard.data) for shard in array.addressable_shards]
+        differences += [abs(one - other).max() for one in copies for other in copies]
+    return max(differences)
 
 
 WRONG = {
@@ -67,39 +69,28 @@ WRONG = {
         ),
         ("your code raised ValueError", "N, -1,", "N, 16,"),
     ],
-    "block_product": [
-        ("return the JAX array", BLOCKS, f"np.asarray({BLOCKS})"),
-        ("are not row block i", "axis=0)  #", "axis=0)[::-1]  #"),
-        ("only 1 of 8 devices", "jax.pmap(jnp.dot)", "jax.vmap(jnp.dot)"),
+    "largest_difference": [
+        ("NumPy and jnp read one copy", STACK, "np.stack([np.asarray(array)] * 8)"),
+        ("the copy of every device", "addressable_shards]", "addressable_shards[::7]]"),
+        ("look at all arrays", "max(differences)", "differences[0]"),
+        ("look at all arrays", "max(differences)", "differences[-1]"),
+        ("compares every copy with device 0's", RANGE, "abs(copies - copies[0]).max()"),
+        ("adds up the arrays' differences", "max(differences)", "sum(differences)"),
+        ("differs by 0.5 from the other", RANGE, "copies.std(0).max()"),
         (
-            "in another order",
-            "repeat(",
-            "tile(",
-            "4, axis=0",
-            "(4, 1, 1)",
-            "tile(b",
-            "repeat(b",
-            "(2, 1, 1)",
-            "2, axis=0",
+            "differs by 0.5 from the other",
+            RANGE,
+            "(copies.max(0) - copies.min(0)).mean()",
         ),
-        ("are not row block i", BLOCKS, f"-{BLOCKS}"),
-        ("should have the shape", BLOCKS, "a @ b"),
+        ("here all copies are equal", RANGE, "copies.max() - copies.min()"),
+        ("is smaller by 0.5", RANGE, "(copies - copies[0]).max()"),
         (
-            "before you placed it",
-            BLOCKS,
-            f"jax.device_put({OF_THE_HOST}, {OVER_A_MESH})",
+            "must be of the same number",
+            RANGE,
+            "(copies - copies[0]).max() - (copies - copies[0]).min()",
         ),
-        ("before you placed it", BLOCKS, f"jax.pmap(lambda x: x)({OF_THE_HOST})"),
-        (
-            "before you placed it",
-            BLOCKS,
-            f"jax.device_put(jnp.matmul(rows, columns), {OVER_A_MESH})",
-        ),
-        (
-            "all of the result",
-            BLOCKS,
-            f"jax.jit(lambda x: x, out_shardings={REPLICATED})({BLOCKS})",
-        ),
+        ("subtract the smaller", "max(differences)", "-max(differences)"),
+        ("one number, yours has", "max(differences)", "np.array(differences)"),
     ],
     "fixed_accuracy": [
         ("sum of the 8", f"{MAPPED}.mean()", f"{MAPPED}.sum()"),
@@ -123,18 +114,10 @@ RIGHT = {
         (SUMS, STACKED),
         (TOTAL, "{name: sum(jax.device_get(sums[name])) for name in sums}"),
     ],
-    "block_product": [
-        (
-            "axis=0)",
-            "axis=0).swapaxes(0, 1)",
-            "jax.pmap(jnp.dot)",
-            "jax.pmap(jnp.matmul, in_axes=(1, 0))",
-        ),
-        (BLOCKS, BY_INDEX),
-        (
-            "jnp.repeat(a.reshape(2, -1, K), 4, axis=0)",
-            "jnp.asarray(a.reshape(2, -1, K))[jnp.array([0, 0, 0, 0, 1, 1, 1, 1])]",
-        ),
+    "largest_difference": [
+        (RANGE, "np.ptp(copies, axis=0).max()"),
+        ("max(differences)", "jnp.max(jnp.array(differences))"),
+        from_pairs,
     ],
     "fixed_accuracy": [
         (f"{MAPPED}.mean()", BY_PMEAN),
