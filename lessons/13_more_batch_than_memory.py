@@ -178,7 +178,8 @@ lesson_13.memory_over_time({f"K = {count}": program for count, program in progra
 # with K, and a sum of gradients that doesn't.
 #
 # Take the smallest K that fits. An update doesn't get faster, because the work stays the same. It usually gets a little
-# slower, because small micro-batches keep a GPU less busy. The learning rate stays as it is, because B does.
+# slower, because small micro-batches keep a GPU less busy. The learning rate stays as it is, because B does. What else
+# you can do if a GPU runs out of memory is in [this list](../docs/gpus.md#out-of-memory).
 #
 # `optax.MultiSteps(optimizer, K)` also collects gradients. But you call it once for each micro-batch, when `jit` has
 # already all-reduced the gradient, and by default it takes a mean of means.
