@@ -20,7 +20,7 @@
 # pmap program, or to control what the devices send. It has a trap that raises no error, and you'll step into it on
 # purpose.
 #
-# **You will** write the step with `shard_map`, see the trap and three ways around it, and choose between pmap, jit and
+# **You will** write the step with `shard_map`, see the trap and the ways around it, and choose between pmap, jit and
 # shard_map. 23 minutes, 38 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
@@ -145,7 +145,7 @@ lesson_10.trap()
 #
 # </details>
 #
-# ## Three ways around it
+# ## Ways around it
 #
 # Once you know that `jax.grad` sums, you can let it. Average the *loss*, and each gradient shrinks to an eighth, so
 # their sum is the mean. This needs equal parts, as here.
@@ -186,7 +186,7 @@ for function in (average_gradient, average_loss, cast_first):
 #
 # </details>
 #
-# There's a third way. So far `jax.grad` was *inside* the `shard_map`. Take it outside instead, of the whole mapped loss:
+# So far `jax.grad` was *inside* the `shard_map`. Now take it outside, of the whole mapped loss:
 
 # %%
 outside = {}
