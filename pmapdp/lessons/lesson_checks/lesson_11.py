@@ -54,6 +54,13 @@ def sum_gradients(answer):
         }
         refuse(found, mistakes)
         require(close(found, wanted), "the sum of the gradients has other values")
+        # The type of x @ w for all micro-batches: of none, one after the other.
+        products = f"[3,8@data,{weights.shape[1]}]"
+        require(
+            products not in str(jax.make_jaxpr(jitted)(w, xs)),
+            "right, but the activations of all micro-batches are in memory at once: "
+            "take the gradient of one micro-batch after the other",
+        )
         communication = collectives(jitted.lower(w, xs).compile().as_text())
         runs = sum(collective.runs for collective in communication)
         require(
@@ -114,9 +121,9 @@ def normalized_step(answer):
     """Accept a step with the global batch's moments, on split rows, and on no others."""
     random = np.random.default_rng(0)
     offsets = np.arange(16)[:, None]  # so that the devices' means differ
-    x = (random.normal(size=(16, 3)) + offsets).astype(np.float32)
+    x = (random.normal(size=(16, 4)) + offsets).astype(np.float32)
     y = random.normal(size=16).astype(np.float32)
-    w = random.normal(size=3).astype(np.float32)
+    w = random.normal(size=4).astype(np.float32)
     with explicit_mesh():
         step = jax.jit(answer)
         arguments = jnp.asarray(w), *jax.device_put((x, y), P("data"))
@@ -129,7 +136,7 @@ def normalized_step(answer):
                 f"your assert refuses a split batch: the spec of x is {spec}, "
                 "so compare its first entry alone, spec[0]",
             )
-        require(new_w.shape == (3,), f"w has the shape (3,), yours has {new_w.shape}")
+        require(new_w.shape == (4,), f"w has the shape (4,), yours has {new_w.shape}")
         z = (x - x.mean(0)) / x.std(0)
         update = -0.1 * 2 * z.T @ (z @ w - y) / 16
         wanted = w + update
@@ -169,6 +176,9 @@ def normalized_step(answer):
             "whose x every device holds whole": jax.device_put(
                 (x, y), (P(), P("data"))
             ),
+            "whose x is split by columns": jax.device_put(
+                (x, y), (P(None, "data"), P("data"))
+            ),
         }
         for name, batch in unsplit_batches.items():
             try:
@@ -177,6 +187,6 @@ def normalized_step(answer):
                 continue
             require(
                 False,
-                f"a batch {name} was accepted, although it is not split: "
+                f"a batch {name} was accepted, although its rows are not split: "
                 "assert jax.typeof(x).sharding.spec[0] == 'data'",
             )

@@ -21,6 +21,8 @@ UNREDUCED = 'P(unreduced={"data"})'
 REDUCED_EACH_ROUND = "jax.reshard(jax.grad(loss)(w, x), P())"
 SCAN = "total, _ = lax.scan(lambda total, x: (total + jax.grad(loss)(w, x), None), zeros, xs)"
 STACKED = "total = lax.map(lambda x: jax.grad(loss)(w, x), xs)"
+VECTORIZED = "total = jax.vmap(jax.grad(loss), (None, 0))(w, xs).sum(0)"
+SUM_OF_LOSSES = "total = jax.grad(lambda w: sum(lax.map(lambda x: loss(w, x), xs)))(w)"
 ADDED_UP = "jax.reshard(total, P())"
 
 WRONG = {
@@ -50,6 +52,16 @@ WRONG = {
             "whose x every device holds whole was accepted",
             ASSERT,
             'assert jax.typeof(y).sharding.spec[0] == "data"',
+        ),
+        (
+            "whose x is split by columns was accepted",
+            ASSERT,
+            "assert any(jax.typeof(x).sharding.spec)",
+        ),
+        (
+            "whose x is split by columns was accepted",
+            ASSERT,
+            'assert "data" in jax.typeof(x).sharding.spec',
         ),
         (
             "compare its first entry alone",
@@ -89,6 +101,8 @@ WRONG = {
         ("the first micro-batch alone", "zeros, xs)", "zeros, xs[:1])"),
         ("twice", "zeros, xs)", "jax.grad(loss)(w, xs[0]), xs)"),
         ("your code raised ShardingTypeError", UNREDUCED, "P()"),
+        ("one micro-batch after the other", SCAN, VECTORIZED),
+        ("one micro-batch after the other", SCAN, SUM_OF_LOSSES),
         ("sum first", SCAN, STACKED, ADDED_UP, "jax.reshard(total, P()).sum(0)"),
     ],
 }
@@ -102,7 +116,6 @@ RIGHT = {
     "normalized_step": [
         (GRADIENT, BY_HAND),
         (ASSERT, "", Z, f'{Z}\n    assert jax.typeof(z).sharding.spec[0] == "data"'),
-        (ASSERT, 'assert "data" in jax.typeof(x).sharding.spec'),
     ],
     "sum_gradients": [
         (
