@@ -14,17 +14,17 @@
 # %% [markdown]
 # # 11. Use explicit sharding
 #
-# Twice in this course a step went wrong and nothing told you. In lesson 05 you left out `pmean`, and eight devices
-# trained eight different networks. In lesson 09 a step had no `in_shardings`, so a batch that nobody had placed went
-# to every device, and each did the work of all eight. Change ten lines, and the sharding becomes part of an array's
-# **type**. Then you can print it, and assert it on any line of your step.
+# A network with one output predicts numbers of shape `[128, 1]`, and your targets have the shape `[128]`. Subtract one
+# from the other, and JAX makes it `[128, 128]`: it compares every prediction with every target, and tells you nothing.
+# With explicit sharding that's an error. Change eleven lines of your program, and the sharding becomes part of an array's
+# **type**, which you can print and check on any line of your step.
 #
-# For data parallelism, [pmapdp](../pmapdp/steps/jit.py) and the rest of this course leave the choice to the compiler,
-# and check once that the batch is split. Take explicit sharding if you'd rather have an error than the compiler's silent
-# guess. Take it, too, if you want to decide yourself when gradients are summed.
+# For data parallelism alone lesson 09's `jit` is enough, and [pmapdp](../pmapdp/steps/jit.py) uses it, too. Take explicit
+# sharding if you'd rather have an error than a guess of the compiler, or if you want to decide yourself when gradients
+# are summed.
 #
 # **You will** read shardings as types, answer when JAX asks you for one, and recognize a sum that isn't finished.
-# 24 minutes, 50 with exercises. The appendix is optional, and without it you need 15 or 33. Read [09 Let the compiler do
+# 24 minutes, 50 with exercises. The last part is optional, and without it you need 18 or 36. Read [09 Let the compiler do
 # it](09_let_the_compiler_do_it.ipynb) first.
 
 # %%
@@ -74,10 +74,38 @@ results = print_types(x)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `float32[16@data]`. The rows stay split over "data". The two devices that share a row add up their halves of its sum,
-# so nothing is split over "model" any more. For `x.sum()`, a plain `float32[]`, all eight devices do that.
+# `float32[16@data]`. The rows stay split over "data". Two devices share each row, and they add up their halves of its
+# sum, so nothing is split over "model" any more. `x.sum()` is a plain `float32[]`: all eight devices get the sum.
 #
 # </details>
+#
+# ## A mistake that JAX refuses
+#
+# Here's the subtraction from above, with 16 predictions that are all correct, so the mean squared error should be 0.
+# First we pass NumPy arrays, and then we split both over "data":
+
+
+# %%
+import textwrap
+
+
+def mean_squared_error(predictions, targets):
+    return jnp.square(predictions - targets).mean()
+
+
+targets = np.arange(16, dtype=np.float32)  # [B]
+predictions = targets[:, None]  # [B, 1]
+print("not split:", mean_squared_error(predictions, targets))
+try:
+    mean_squared_error(*jax.device_put((predictions, targets), P("data")))
+except Exception as error:
+    refusal = f"{type(error).__name__}: {error}"
+    print(textwrap.fill(refusal, 100))
+
+# %% [markdown]
+# Without a sharding you get 42.5, the mean of 16 x 16 squares, and with lesson 09's Auto axes, too. On an Explicit axis JAX
+# works out the type of the difference first. Both its rows and its columns would be split over "data", and no array can
+# be split over the same devices twice. So you notice that you meant `predictions[:, 0] - targets`.
 #
 # ## The program so far, and what changes
 #
@@ -85,9 +113,9 @@ results = print_types(x)
 #
 # include the difference of 09_jit.py and 11_explicit.py
 #
-# - The mesh is back to one axis, because only the batch is split.
-# - `jit` needs no shardings now, because each argument's type already has one.
-# - `loss_sums` asserts that the inputs are split. Both `train_step` and `eval_step` call it, so both are guarded.
+# - The mesh is back to one axis. To run the cells above again, begin with the one that makes the 4 x 2 mesh.
+# - `jit` needs no shardings now, because the type of each placed array already has one.
+# - `loss_sums` raises an error if the inputs aren't split. Both steps call it, so both are guarded.
 # - `weights @ losses` becomes a sum. You'll see why when JAX asks its first question.
 #
 # The losses are lesson 09's.
@@ -96,10 +124,10 @@ results = print_types(x)
 # include program/11_explicit.py
 
 # %% [markdown]
-# ## Lesson 09's mistake, and your assert
+# ## Lesson 09's mistake, and your check
 #
-# Without `in_shardings`, you can make the quiet mistake of lesson 09 again. Go ahead, and pass a batch that nobody has
-# placed:
+# In lesson 09, `in_shardings` was your guard. When we left it out, the whole batch went to every device, and all eight
+# did the same work. Now you've deleted it yourself. So pass a batch that nobody has placed:
 
 # %%
 host_batch = next(batches(*train_data, seed=0))  # NumPy arrays, on no device yet
@@ -107,14 +135,23 @@ refusals = []
 for step in (train_step, eval_step):
     try:
         step(state, host_batch)
-    except AssertionError as error:
+    except TypeError as error:
         refusals.append(str(error))
-        print("AssertionError:", error)
+        print("TypeError:", error)
 
 # %% [markdown]
-# Your assert objects, and JAX doesn't: it takes this for a replicated batch, which is legal. The assert runs while JAX
-# traces, and costs nothing once the step is compiled. A batch of another type makes JAX trace again, so the assert
-# catches even a single wrong batch in the middle of a run.
+# Only your own check complains. To JAX this is a replicated batch, which is allowed. So if the batch is all you worry
+# about, lesson 09's guard is as good:
+#
+# | what you pass or write | 09: `in_shardings`, Auto axis | this program |
+# | --- | --- | --- |
+# | a batch that nobody has placed | is split on its way in | error from your check |
+# | a batch that's placed, but not split | error from `jit` | error from your check |
+# | `[128, 1]` minus `[128]` | 128 x 128 differences | error from JAX |
+#
+# Adding `in_shardings` to this program doesn't help: it splits a host batch, but inside the step the type is still
+# `float32[128,64]`. Your check runs while JAX traces, and costs nothing once the step is compiled. A batch of another type
+# makes JAX trace again, so a single wrong batch is caught even in the middle of a run.
 #
 # ## Where your step communicates
 #
@@ -141,8 +178,8 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# A stack, because a gradient has its parameter's type, and the kernel is replicated. But the gradient is a sum over 128
-# examples, and they're split, so this is where the all-reduce has to be.
+# A stack, because the gradient of a replicated parameter is replicated, too. But it's a sum over 128 examples, and these
+# are on different devices, so this is where the all-reduce has to be.
 #
 # </details>
 #
@@ -155,8 +192,6 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 # **Predict:** where could this sum be afterwards? Name two possibilities.
 
 # %% tags=["prediction"]
-import textwrap
-
 a = jax.device_put(np.arange(8, dtype=np.float32), P("data"))
 b = jax.device_put(np.ones(8, np.float32), P("data"))
 try:
@@ -173,8 +208,8 @@ except Exception as error:
 #
 # </details>
 #
-# That's why `weights @ losses` had to go: it's a product of two split vectors, too. For `.sum()` JAX has a rule, as you
-# saw. For a product you choose with `out_sharding`. Here are both choices:
+# That's why `weights @ losses` became a sum: it's a product of two split vectors, too. `.sum()` always all-reduces. A
+# product could stay unsummed, so JAX asks, and you answer with `out_sharding`. Here are both answers:
 
 # %%
 total = jnp.matmul(a, b, out_sharding=P())
@@ -184,18 +219,18 @@ print("parts + parts is", jax.typeof(parts + parts))
 
 # %% [markdown]
 # `{U:data}` means *unreduced over "data"*: each device has its own number, and the all-reduce is still to come. It
-# comes when you call `jax.reshard(parts, P())`, which does what `psum` did in lesson 05. Until then you can add two such
-# arrays, and little else: `parts / 8`, `parts * 0.5`, `jnp.cos(parts)` and `float(parts)` are errors. So reshard a sum
+# comes when you call `jax.reshard(parts, P())`, which does what `psum` did in lesson 05. Until then JAX allows only what
+# is still correct when the parts are added later. `parts + parts` is, but `jnp.cos(parts)` isn't, because the cosine of
+# a sum isn't the sum of the cosines. `parts / 8`, `parts * 0.5` and `float(parts)` are errors, too, so reshard a sum
 # before you divide it by the count.
 #
 # ## What it costs
 #
-# Explicit axes don't make your step faster, because each device computes what it computed on an Auto axis. The price is
-# that sometimes you have to name the sharding of a result. Most Flax layers need no help with a split batch: `Linear`,
-# `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention` work unchanged. But `embed(tokens)`,
-# which looks up rows of a table, raises an error until you write `embed(tokens, out_sharding=P("data"))`. If a layer
-# has no such argument, let the compiler decide inside it. Pass the layer in, because JAX refuses a function that closes
-# over it:
+# Your step doesn't get faster, because each device computes what it computed before. The price is that you sometimes have
+# to name the sharding of a result. Most Flax layers need no help with a split batch: `Linear`, `Conv`, `BatchNorm`,
+# `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention` work unchanged. But `embed(tokens)` raises an error until you
+# write `embed(tokens, out_sharding=P("data"))`. If a layer has no such argument, let the compiler decide inside it. Pass
+# the layer as an argument, because a function that takes the layer from outside raises an error:
 #
 # ```python
 # call = jax.sharding.auto_axes(lambda layer, x: layer(x), out_sharding=P("data"))
@@ -214,9 +249,9 @@ print("parts + parts is", jax.typeof(parts + parts))
 #    one's result. Which axis are they split over?</details>
 # 2. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
 #    `(z @ w - y) ** 2`, and the learning rate is 0.1. z is `x` `[B@data, D]`, each column minus its mean and divided by
-#    its standard deviation, both over the global batch. Raise an AssertionError for a batch that isn't split, and let
-#    each device keep its rows. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions
-#    a sharding.</details>
+#    its standard deviation, both over the global batch. Assert that the rows of x are split, and let each device
+#    keep its rows. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions a
+#    sharding.</details>
 
 # %%
 from pmapdp.lessons.checks import check
@@ -242,7 +277,7 @@ for exercise in (fixed_logits, normalized_step):
 # %% [markdown]
 # ## Take away
 #
-# - With Explicit axes, the sharding is part of the type. `jax.typeof` shows it, and an assert on it costs nothing.
+# - With Explicit axes, the sharding is part of the type. Check it yourself, because JAX allows a batch that isn't split.
 # - If JAX has no rule for a sharding, it raises an error. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
 # - `{U:data}` is a sum that isn't finished, and a reshard to `P()` finishes it.
 #
@@ -250,61 +285,19 @@ for exercise in (fixed_logits, normalized_step):
 # sharding](https://docs.jax.dev/en/latest/301/sharding-ad.html) in JAX's documentation. Next, a program from 2022: [12
 # Port a pmap program](12_port_a_pmap_program.ipynb).
 #
-# **The lesson ends here.** What follows is an appendix for people who want to decide when gradients are summed. It's
-# easier after lesson 13.
+# **The lesson ends here.** The rest is for people who want to decide when gradients are summed, and easier after lesson 13.
 #
-# ## Appendix: sum the gradients once
+# ## Optional: sum the gradients once
 #
-# Can a gradient be unreduced, like `parts`? Yes, if you mark its parameter as *reduced*, `{R:data}`. The numbers don't
-# change. The mark tells `jax.grad` to leave the gradient unsummed. This part of JAX is young: version 0.10 doesn't even
-# have a rule for `-parts`. Try it with a weight that's 1 on every device, and with the input d on device d.
+# Can a gradient be unreduced, like `parts`? Yes, if you mark its parameter as *reduced*, `{R:data}`. The mark says that
+# the number is already the same on every device, as a replicated one is, and it tells `jax.grad` to leave the gradient
+# unsummed. Take a weight that's 1 on every device, and the input d on device d. If the weight is replicated, its gradient
+# is 28 on every device. If it's reduced, its gradient is d on device d, as in lesson 05 before `pmean`.
 #
-# **Predict:** what does device 3 hold of the reduced weight's gradient?
-
-
-# %% tags=["prediction"]
-def sum_of_products(w):
-    return (x @ w).sum()
-
-
-x = a.reshape(8, 1)  # row d is on device d
-replicated_w = jax.reshard(jnp.ones(1), P())
-w = jax.reshard(jnp.ones(1), P(reduced={"data"}))
-replicated_gradient = jax.grad(sum_of_products)(replicated_w)
-gradient = jax.grad(sum_of_products)(w)
-lesson_11.values_by_device(
-    ("replicated weight", replicated_w),
-    ("its gradient", replicated_gradient),
-    ("reduced weight", w),
-    ("its gradient", gradient),
-)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# 3, the gradient of its own row. The replicated weight's gradient is summed already. Reshard the other gradient to
-# `P()`, and it's 28 everywhere, too.
-#
-# </details>
-#
-# In lesson 05 your devices had eight such parts before `pmean`. Forget the all-reduce once more, and add the gradient
-# to the weight as it is. If JAX let you, device 3 would get 1 + 3 = 4, and every other device a different weight.
-
-# %%
-try:
-    print(w + gradient)
-except Exception as error:
-    objection = f"{type(error).__name__}: {error}"
-    print(textwrap.fill(objection, 100))
-
-# %% [markdown]
-# JAX refuses the updates of `optax.sgd` and `optax.adam`, too, so reshard the gradients before you hand them to the
-# optimizer. With replicated parameters you can't forget the all-reduce, because JAX sums each gradient as soon as it's
-# computed. But it sums every time, and for micro-batches once at the end is enough.
-#
-# In lesson 13 you cut a batch that's too large into *micro-batches*, and add up their gradients. Take four
-# micro-batches of 32 rows, and your network's two kernels without the biases. `accumulate` adds up the gradients in a
-# loop, and `spec` is the sharding of the running total.
+# If you then forget the all-reduce, JAX refuses `w + gradient`, and the updates of Optax, too. With a replicated weight
+# you can't forget it, because JAX sums each gradient as soon as it's computed. But for the micro-batches of lesson 13,
+# once at the end is enough. Here are four micro-batches of 32 rows, and your network's two kernels without the biases.
+# `accumulate` adds up the gradients in a loop, and `spec` is the sharding of the running total.
 
 # %%
 from functools import partial
@@ -359,17 +352,18 @@ lesson_11.all_reduces_over_time()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Four times. A replicated kernel has a replicated gradient, so JAX sums it over the devices in every round of the loop.
-# With reduced kernels each device adds up its own parts, and the last `reshard` is the only all-reduce.
+# Four times, once in each round of the loop. With reduced kernels each device adds up its own parts, and the last
+# `reshard` is the only all-reduce.
 #
 # </details>
 #
 # Both find the gradient of the whole batch within 1e-4. We counted on CPUs. XLA has a pass that can move an all-reduce
-# out of a loop, so count on your own machine. And not every layer takes reduced parameters: JAX can't add a reduced
-# bias to split rows, so `Linear` refuses one.
+# out of a loop, so count on your own machine. And we left out the biases for a reason: JAX can't add a reduced bias to
+# split rows, so `Linear` refuses one. This part of JAX is young, and version 0.10 has no rule even for `-parts`.
 #
 # 3. `sum_gradients` (8 minutes): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches. Return the
-#    sum of the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce of `[D, C]` numbers.
+#    sum of the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce of `[D, C]` numbers. Take one
+#    micro-batch after the other, so that the activations of only one are in memory.
 #    <details><summary>Hint</summary>Two casts before a <code>lax.scan</code>, and a <code>jax.reshard</code> after
 #    it.</details>
 
@@ -383,6 +377,16 @@ verdict = check("11_explicit_sharding", "sum_gradients", sum_gradients)
 
 # %% tags=["proof"]
 # The asserts behind the answers.
+def sum_of_products(w):
+    return (rows @ w).sum()
+
+
+rows = a.reshape(8, 1)  # row d is on device d
+replicated_gradient = jax.grad(sum_of_products)(jax.reshard(jnp.ones(1), P()))
+w = jax.reshard(jnp.ones(1), P(reduced={"data"}))
+gradient = jax.grad(sum_of_products)(w)
+
+
 def error_name(function, *arguments):
     try:
         function(*arguments)
@@ -397,9 +401,17 @@ def device_values(array):
 no_rule = "NotImplementedError"
 types = [str(jax.typeof(result)) for result in results.values()]
 assert types == ["float32[16@data,4@model]", "float32[]", "float32[16@data]"]  # jit sorts the names
-assert error_name(train_step, state, jax.device_put(host_batch, P())) == "AssertionError"
-assert len(refusals) == 2
-assert all("float32[128,64]" in refusal for refusal in refusals)
+for place in (P(), P(None, "data"), jax.devices()[0]):
+    inputs, *others = host_batch
+    wrong_batch = (jax.device_put(inputs, place), *others)
+    assert error_name(train_step, state, wrong_batch) == "TypeError"
+assert refusals == 2 * ["the batch is not split: float32[128,64]"]
+split_on_entry = jax.jit(lambda x: jax.typeof(x).sharding.spec[0] == "data", in_shardings=P("data"))
+assert not split_on_entry(host_batch[0])
+assert refusal.startswith("ShardingTypeError: sub operation")
+with jax.set_mesh(jax.sharding.Mesh(jax.devices(), ("data",))):  # its axis is Auto
+    auto_error = jax.jit(mean_squared_error, in_shardings=P("data"))(predictions, targets)
+    assert auto_error == 42.5
 assert str(jax.typeof(arrays["gradient of hidden.kernel"])) == "float32[64,32]"
 assert question.startswith("ShardingTypeError")
 assert [str(jax.typeof(answer)) for answer in (total, parts)] == ["float32[]", "float32[]{U:data}"]
@@ -407,13 +419,15 @@ assert device_values(total) == [28] * 8
 assert device_values(parts) == [0, 1, 2, 3, 4, 5, 6, 7]
 assert device_values(jax.reshard(parts + parts, P())) == [56] * 8
 assert error_name(jnp.cos, parts) in (no_rule, "ShardingTypeError")  # jax 0.10.2, 0.12
+eighth = jax.reshard(jnp.float32(1 / 8), P(reduced={"data"}))
+assert device_values(jax.reshard(parts * eighth, P())) == [3.5] * 8
 for refused in (lambda: parts / 8, lambda: parts * 0.5, lambda: float(parts)):
     assert error_name(refused) is not None
 assert str(jax.typeof(w)) == "float32[1]{R:data}"
 assert str(jax.typeof(gradient)) == "float32[1]{U:data}"
 assert device_values(gradient) == [0, 1, 2, 3, 4, 5, 6, 7]
 assert device_values(replicated_gradient) == device_values(jax.reshard(gradient, P())) == [28] * 8
-assert objection.startswith("ShardingTypeError: rhs is unreduced while lhs is not")
+assert error_name(jnp.add, w, gradient) == "ShardingTypeError"
 
 
 def update(optimizer):

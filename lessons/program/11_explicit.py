@@ -51,7 +51,8 @@ def loss_sums(model, batch):
     """The loss, summed over the batch, and the sums that the metrics are made of."""
     inputs, labels, weights = batch
     inputs_type = jax.typeof(inputs)
-    assert inputs_type.sharding.spec[0] == "data", f"the batch is not split: {inputs_type}"
+    if inputs_type.sharding.spec[0] != "data":
+        raise TypeError(f"the batch is not split: {inputs_type}")
     logits = model(inputs)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     correct = logits.argmax(-1) == labels

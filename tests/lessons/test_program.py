@@ -171,7 +171,7 @@ def new_code_lines(earlier: str, later: str) -> int:
 @pytest.mark.parametrize(
     ("earlier", "later", "count", "words"),
     [
-        ("09", "11", 10, "Change ten lines"),
+        ("09", "11", 11, "Change eleven lines"),
         (OLD, "12", 16, "Then sixteen new lines"),
         ("09", "13", 18, "It takes eighteen new lines"),
         ("09", "14", 13, "With thirteen new or changed lines"),
