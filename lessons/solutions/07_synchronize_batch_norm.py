@@ -8,7 +8,7 @@ def global_moments(values, weights):
     """Mean and variance of the valid values on all devices: `[b]`, `[b]` to `[]`, `[]`."""
     # The three means go through one all-reduce, and the number of devices cancels in both divisions. If you divide
     # before the all-reduce, each device counts the same, however few examples it has.
-    sums = weights.sum(), weights @ values, weights @ values**2
+    sums = weights.sum(), (weights * values).sum(), (weights * values**2).sum()
     count, first, second = lax.pmean(sums, "data")
     mean = first / count
     return mean, second / count - mean**2

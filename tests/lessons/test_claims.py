@@ -8,6 +8,7 @@ import time
 import build
 import jax
 import jax.numpy as jnp
+import nbformat
 import numpy as np
 import optax
 import pytest
@@ -567,57 +568,30 @@ def test_explicit_axes_change_neither_the_update_nor_the_work():
     np.testing.assert_allclose(float(ratio), 1, rtol=0.02)
 
 
-LOCAL_BATCH_NORM = """
-import sys
-import jax, numpy as np, optax
-from flax import nnx
-path, batch_size = sys.argv[1:]
-program, _, _ = open(path).read().partition("train_data, test_data =")
-names = {}
-exec(program.replace("B, EPOCHS = 128,", f"B, EPOCHS = {batch_size},"), names)
-train_data = names["make_clouds"](5_000, seed=1)
-inputs, labels = names["make_clouds"](1_000, seed=2)
-names["optimizer"] = optax.adam(3e-3)
-
-class Local(nnx.BatchNorm):
-    def __init__(self, features):
-        super().__init__(features, momentum=0.9, rngs=nnx.Rngs(0))
-
-    def __call__(self, x, weights, train):
-        return super().__call__(x, use_running_average=not train)
-
-def copy(array):
-    return np.asarray(array.addressable_shards[device].data)
-
-for layer in (names["BatchNorm"], Local):
-    names["BatchNorm"] = layer
-    jax.clear_caches()
-    state = names["place_state"](names["init_state"]())
-    for epoch in range(5):
-        for batch in list(names["batches"](*train_data, seed=epoch))[:-1]:
-            state, _ = names["train_step"](state, names["place_batch"](batch))
-    for device in range(8):
-        logits = jax.tree.map(copy, state[0])(inputs, None, False)
-        print((logits.argmax(-1) == labels).mean())
-"""
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("batch_size", [128, 16])
-def test_local_batch_norm_needs_enough_examples_on_a_device(batch_size):
-    """Lesson 07: 16 examples per device are enough, and 2 aren't. Copies differ."""
-    script = build.FOLDER / "program" / "07_batch_norm.py"
-    run = python("-c", LOCAL_BATCH_NORM, str(script), str(batch_size))
-    assert run.returncode == 0, run.stderr
-    accuracies = np.array(run.stdout.split(), float).reshape(2, 8)
-    synchronized, local = accuracies
-    assert np.ptp(synchronized) == 0
-    np.testing.assert_allclose(synchronized, 0.895, atol=0.01)
-    assert np.ptp(local) > 0.003
-    if batch_size == 128:
-        np.testing.assert_allclose(local, 0.896, atol=0.015)
-    else:
-        np.testing.assert_allclose(local, 0.705, atol=0.03)
+def test_the_code_below_lesson_07s_table_prints_its_rows(tmp_path, monkeypatch):
+    """16 examples per device are enough for local batch norm, and 2 aren't."""
+    lesson = build.source_of("07")
+    notebook = build.read(lesson)
+    (text,) = [
+        cell.source for cell in notebook.cells if "code of this table" in cell.source
+    ]
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    at_the_end = nbformat.v4.new_code_cell(code)
+    notebook.cells.append(at_the_end)
+    monkeypatch.setattr(build, "read", lambda lesson: notebook)
+    build.execute(lesson, tmp_path)
+    accuracies = re.findall(r"\d\.\d+", printed(at_the_end))
+    found = np.array(accuracies, float).reshape(2, 2, 3)  # [B, layer, copies]
+    synchronized, local = found.swapaxes(0, 1)
+    rows = re.findall(r"^\| \d+ \| \d+ \| (.*) \| (.*) to (.*) \| (.*) \|$", text, re.M)
+    expected = np.array(rows, float)
+    # Processors round differently, which moves some of the 1,000 test examples.
+    np.testing.assert_allclose(synchronized - expected[:, :1], 0, atol=0.01)
+    np.testing.assert_allclose(local[0], expected[0, 1:], atol=0.01)
+    np.testing.assert_allclose(local[1], expected[1, 1:], atol=0.03)
+    assert np.ptp(synchronized, axis=1).max() == 0
+    assert np.ptp(local, axis=1).min() > 0.003
 
 
 WAIT_ALONE = """

@@ -7,7 +7,7 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def sums_and_counts() -> None:
-    """Device 0 has 1, 2, 3: sum 6, count 3. Device 1 has 7 and padding: sum 7, count 1. pmean gives both 6.5 and 2, so 3.25."""
+    """Device 0 has 1, 2, 3: sum 6, count 3. Device 1 has 7 and padding: sum 7, count 1. pmean gives both 13 / 2 and 4 / 2, so 13 / 4 = 3.25."""
     axes = drawing.canvas(14.6, 4.2)
     rows = [["1", "2", "3"], ["7", "pad", "pad"]]
     for d, top in enumerate([0.6, 2.8]):
@@ -27,8 +27,8 @@ def sums_and_counts() -> None:
         )
         drawing.arrow(axes, (7.5, top + 0.4), (8.3, [1.8, 2.4][d]), device=d)
         drawing.arrow(axes, (11.2, [1.8, 2.4][d]), (12.0, top + 0.4), device=d)
-        drawing.box(axes, 12.0, top, "6.5 / 2 = 3.25", device=d, width=2.6, size=9)
-    drawing.box(axes, 8.3, 1.5, "pmean:\n6.5 and 2", width=2.9, height=1.2)
+        drawing.box(axes, 12.0, top, "13 / 4 = 3.25", device=d, width=2.6, size=9)
+    drawing.box(axes, 8.3, 1.5, "pmean:\n13/2 and 4/2", width=2.9, height=1.2)
 
 
 @drawing.picture

@@ -1,5 +1,7 @@
 LOCAL = "(lambda x, axis: x)"  # in place of lax.pmean
-SUMS = "weights.sum(), weights @ values, weights @ values**2"
+FIRST = "(weights * values).sum()"
+SECOND = "(weights * values**2).sum()"
+SUMS = f"weights.sum(), {FIRST}, {SECOND}"
 PMEAN = 'lax.pmean(sums, "data")'
 VARIANCE = "second / count - mean**2"
 TWO_PASSES = """count = lax.psum(weights.sum(), "data")
@@ -34,7 +36,7 @@ WRONG = {
         ("subtract the square of the mean", VARIANCE, "second / count"),
         ("not by n - 1", VARIANCE, f"({VARIANCE}) * 24 / 23"),
         ("two numbers", f"return mean, {VARIANCE}", f"return {VARIANCE}"),
-        ("one number", "weights @ values,", "weights * values,"),
+        ("one number", FIRST, "weights * values"),
         (
             "every device counts alike",
             SUMS,
@@ -45,9 +47,9 @@ WRONG = {
             "second / count",
             'lax.pmean(weights @ values**2 / weights.sum(), "data")',
         ),
-        ("padding was counted", "weights.sum(), weights", "len(values), weights"),
-        ("padding was counted", "weights @ values,", "values.sum(),"),
-        ("padding was counted", "weights @ values**2", "(values**2).sum()"),
+        ("padding was counted", "weights.sum(), (", "len(values), ("),
+        ("padding was counted", FIRST, "values.sum()"),
+        ("padding was counted", SECOND, "(values**2).sum()"),
         ("padding was counted", "sums =", "weights = jnp.ones(6)\n    sums ="),
         ("without any padding the variance", "- mean**2", "- mean"),
         ("without any padding the mean", "first / count", "first"),
