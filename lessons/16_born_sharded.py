@@ -20,7 +20,7 @@
 # others** when they need it. That changes fifteen lines of your program, none of them in the training step.
 #
 # **You will** count the bytes of a training state, create it in shards (ZeRO, also called FSDP), keep the peak of a step
-# low, and count what that costs in messages. 22 minutes, 42 with exercises. You need
+# low, and count what that costs in messages. 25 minutes, 45 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
@@ -43,7 +43,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two moments. In
 # float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. With parameters and gradients
-# in 16 bits you'd save nothing, because you usually keep a float32 copy of the parameters: 2 + 2 + 4 + 4 + 4 is 16 again.
+# in 16 bits it's 16 bytes again, because you usually keep a float32 copy of the parameters: 2 + 2 + 4 + 4 + 4.
 #
 # Suppose you split only one of the three over the devices, so that each device keeps an eighth of it.
 #
@@ -73,8 +73,8 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # ## Eight weights, eight devices
 #
 # How can a device compute with weights that it doesn't have? Here are eight weights with the values 0 to 7, and weight d
-# lives on device d. Each device has one example of eight equal numbers: all 1 on device 0, all 2 on device 1, and so on.
-# Its loss is the dot product of the weights and the example.
+# lives on device d. The example of device d is eight times the number d + 1, and its loss is the dot product of the
+# weights and the example.
 
 # %%
 from jax import lax
@@ -87,12 +87,12 @@ split = NamedSharding(mesh, PartitionSpec("data"))
 
 
 def update(w, example):  # [1]: this device's weight; [8]: this device's example
-    def loss(w):
+    def dot_product(w):
         visitors = lax.all_gather(w, "data", tiled=True)  # [8]: all weights
         return jnp.vdot(visitors, example)
 
-    losses, gradient = jax.value_and_grad(loss)(w)  # [1]: for this device's weight alone
-    return w - 0.1 * gradient, losses.reshape(1)
+    loss, gradient = jax.value_and_grad(dot_product)(w)  # [1]: for this device's weight alone
+    return w - 0.1 * gradient / lax.axis_size("data"), loss.reshape(1)
 
 
 def count_messages(program):
@@ -110,9 +110,9 @@ spec = PartitionSpec("data")
 specs = {"in_specs": (spec, spec), "out_specs": (spec, spec)}
 update_devices = jax.jit(jax.shard_map(update, mesh=mesh, **specs))
 weights = np.arange(8, dtype=np.float32)
-examples = np.repeat(weights + 1, 8)  # eight numbers for each device
+examples = np.repeat(np.arange(1, 9, dtype=np.float32), 8)  # eight numbers for each device
 new_weights, losses = update_devices(weights, examples)
-print("weights", np.asarray(new_weights).round(1))
+print("weights", np.asarray(new_weights).round(2))
 program = update_devices.lower(weights, examples).compile()
 print("collectives", count_messages(program))
 lesson_16.a_weight_visits()
@@ -121,7 +121,8 @@ lesson_16.a_weight_visits()
 # <details><summary>Answer</summary>
 #
 # A reduce-scatter. Every device got a copy of weight 3, so the gradient of weight 3 is the sum of what they all find,
-# 1 + 2 + ... + 8 = 36, and only device 3 needs it. Weight 3 becomes 3 - 0.1 x 36 = -0.6.
+# 1 + 2 + ... + 8 = 36, and only device 3 needs it. Divided by the eight devices, that's the mean gradient, 4.5, so weight
+# 3 becomes 3 - 0.1 x 4.5 = 2.55.
 #
 # </details>
 #
@@ -136,7 +137,7 @@ lesson_16.a_weight_visits()
 # include the difference of 09_jit.py and 16_zero.py
 #
 # - If you made the state first and split it afterwards, one device would briefly hold all of it. So
-#   `jax.jit(init_state, out_shardings=...)` lets each device make only its own part: the state is **born sharded**.
+#   `jax.jit(init_state, out_shardings=...)` makes it where it will live: the state is **born sharded**.
 # - To choose those shardings you need the shapes before there's a state. `jax.eval_shape` finds them, and computes nothing.
 # - `shard` splits the longest of the axes whose length is divisible by the number of devices.
 # - On CPUs, the compiled step has three all-gathers, and an all-reduce where `update` has a reduce-scatter.
@@ -146,14 +147,45 @@ lesson_16.a_weight_visits()
 
 # %% [markdown]
 # The losses match lesson 09's to within 1e-3. A device holds a bit more than an eighth of the state, because eight devices
-# can't share the last layer's bias of 10 numbers, so it stays whole.
-# Lesson 14's checkpoint code still works. To restore, pass a state with the shardings you want: a checkpoint of eight
-# devices comes back in the shards of four.
+# can't share the last layer's bias of 10 numbers, so it stays whole. Lesson 14's checkpoint code still works: pass a state
+# with the shardings you want, and a checkpoint of eight devices comes back in the shards of four.
+#
+# But is the state really born sharded? `out_shardings` only says where the result lies. What a device needs on the way
+# depends on the initializer, and the compiler's plan tells you, without running anything. Take a kernel of 1024 x 1024, or
+# 4.2 MB. `lecun_normal`, Flax's default, draws normal numbers. `orthogonal` draws them, too, and then makes all columns
+# orthogonal to each other.
+#
+# **Predict:** with which of the two does a device need the whole kernel?
+
+
+# %% tags=["prediction"]
+def plan_kernel(initializer):
+    """The plan for one device's memory while the kernel is made."""
+    make = jax.jit(lambda key: initializer(key, (1024, 1024)), out_shardings=split)
+    return make.lower(jax.random.key(0)).compile().memory_analysis()
+
+
+plans = {
+    "lecun_normal": plan_kernel(nnx.initializers.lecun_normal()),
+    "orthogonal": plan_kernel(nnx.initializers.orthogonal()),
+}
+for name, plan in plans.items():
+    print(f"{name}: {plan.output_size_in_bytes / 1e6:.1f} MB that stay,", end=" ")
+    print(f"{plan.temp_size_in_bytes / 1e6:.1f} MB on the way")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# With `orthogonal`. Each normal number can be computed by itself, so a device makes only its eighth, 0.5 MB, and needs 1.6
+# MB on the way. But orthogonal columns depend on each other, so every device makes the whole kernel, and needs four times
+# its 4.2 MB on the way.
+#
+# </details>
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert [sum(parts) for parts in gigabytes.values()] == [112, 87.5, 63, 14]
-np.testing.assert_allclose(new_weights, weights - 3.6, rtol=1e-5)
+np.testing.assert_allclose(new_weights, weights - 0.45, rtol=1e-5)
 np.testing.assert_allclose(losses, 28 * (weights + 1))
 assert sorted(count_messages(program)) == ["all-gather", "reduce-scatter"]
 totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
@@ -165,6 +197,10 @@ init_plan = jax.jit(init_state, out_shardings=shardings).lower().compile().memor
 most_bytes = init_plan.output_size_in_bytes + init_plan.temp_size_in_bytes
 assert abs(init_plan.output_size_in_bytes / total - bytes_per_device / total) < 0.01
 assert most_bytes < total / 2
+kernel_bytes = 1024 * 1024 * 4
+assert all(plan.output_size_in_bytes == kernel_bytes / 8 for plan in plans.values())
+assert plans["lecun_normal"].temp_size_in_bytes < 0.4 * kernel_bytes
+assert plans["orthogonal"].temp_size_in_bytes > 3.9 * kernel_bytes
 replicated_shapes = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
 assert replicated_shapes == [(10,)]
 
@@ -235,8 +271,8 @@ lesson_16.memory_over_time(programs)
 #
 # </details>
 #
-# *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after. You can ask for the
-# plan of your own step, and nothing runs. On CPUs, don't trust its `peak_memory_in_bytes`, which is only the state at rest.
+# *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after. Don't look at
+# `peak_memory_in_bytes` on CPUs, which is only the state at rest.
 #
 # ## What a low peak costs
 #
@@ -265,30 +301,35 @@ for name, program in programs.items():
 # </details>
 #
 # *Moments split* takes only 26 MB: 16.8 for the layers, 4.2 for an eighth of the moments, and 5 for the rest. Whole
-# gradients wouldn't fit into these 5 MB. The update needs only an eighth of them, so the compiler keeps only an eighth.
-# You asked for stage 1, and you get stage 2. But the axis matters. `split` cuts the first axis, and in `rows` the same step
-# takes 40 MB, because XLA for CPUs keeps the new layers twice for a moment.
+# gradients wouldn't fit into these 5 MB, so the compiler keeps only the eighth that the device needs for its update. You
+# asked for stage 1, and you get stage 2.
 #
-# 16 or 32 messages carry one layer each, and 1 message carries all 16 layers. Call the size of all layers n. A gather or a
+# How much is sent? Let n be the bytes of all layers, whether they go in one message or in sixteen. A gather or a
 # reduce-scatter sends about n, and an all-reduce about 2n.
 #
-# | sent for gradients + for layers | here | with a reduce-scatter |
+# | sent for gradients + for layers | XLA for CPUs | with a reduce-scatter |
 # | --- | --- | --- |
 # | replicated | 2n | 2n |
 # | moments split | 2n + n | n + n |
 # | left to the compiler, stage 3 | 2n + 2n | n + 2n |
 #
-# On CPUs, XLA sums the full gradient on every device, and then throws seven eighths away. For GPUs, its pass
-# `ReduceScatterCreator` makes one reduce-scatter of that. A step by hand, with the all-gather inside the layer as in
-# `update`, has reduce-scatters on CPUs, too. The folded cell below checks one, and its peak is 10 MB.
+# So with a reduce-scatter, stages 1 and 2 send no more than plain data parallelism: **n + n = 2n**. Only stage 3 sends
+# more, because it gathers each layer twice.
 #
-# ## When the compiler moves something else
+# > **What carries over to your GPUs?** The bytes at rest and the table's last column are arithmetic. The rest are plans of
+# > XLA *for CPUs*: the 57 MB in place of 40, the number of messages, and the all-reduce, of which each device throws seven
+# > eighths away. XLA's [passes for GPUs](https://github.com/openxla/xla/blob/main/xla/service/gpu/gpu_compiler.cc) have a
+# > `ReduceScatterCreator` that makes a reduce-scatter of it, but we haven't run that, so look at your own step's plan. A
+# > step by hand, gathering in each layer as `update` does, has reduce-scatters on CPUs, too.
 #
-# You only said where the layers *live*, so look at what moves. If you split the axis of the scan, and not an axis inside
-# each layer, the compiler gathers all layers before the scan, and the peak is 44 MB. If you write the layers as a Python
-# loop and split their columns, it gathers the *activations*, because their 64 rows are smaller than a layer. That's lesson
-# 15's tensor parallelism, with the same result. But a large batch's activations may be what fills your memory. To keep
-# them where they are, add `x = lax.with_sharding_constraint(x, split)` after each layer. Then the layers are gathered.
+# ## When stage 3 costs no time
+#
+# While a device computes with one layer, the next one can already be on its way. That's called prefetching, and the
+# message hides completely if the batch is large enough. For b tokens on each device, a layer of p parameters takes 2bp
+# operations in the forward pass, and its gather brings 2p bytes in bfloat16. With C operations and W bytes a second,
+# 2p / W must be at most 2bp / C. The size of the layer cancels: **b must be at least C / W**. For an H100's 989e12
+# operations and lesson 06's 450 GB/s, that's 2,200 tokens. The backward pass computes twice as much and sends twice as
+# much, so the rule is the same.
 
 # %% tags=["proof"]
 # The asserts behind the last answers, and a step by hand.
@@ -312,48 +353,13 @@ wanted = {
     "gathered first": (57, {"all-reduce": 16, "all-gather": 1}),
     "left to the compiler": (11, {"all-reduce": 16, "all-gather": 32}),
     "moments split": (26, {"all-reduce": 16, "all-gather": 1}),
-    "moments in rows": (40, {"all-reduce": 16, "all-gather": 1}),
     "by hand": (10, {"all-gather": 32, "reduce-scatter": 16}),
-    "split on the scan's axis": (44, {"all-reduce": 16, "all-gather": 2}),
     "--shard-state parameters": (28, {"all-reduce": 16, "all-gather": 1}),
     "the same in rows": (42.6, {"all-reduce": 16, "all-gather": 1}),
 }
-assert shard(layers) == rows
-
-
-def loss_of_a_layer(w, x):  # the two lines of "With pmap"
-    return jnp.square(layer_by_hand(x, w)).sum()
-
-
-pmapped = jax.pmap(jax.grad(loss_of_a_layer), axis_name="data")
-gradient = pmapped(layers[0].reshape(8, 64, 512), x.reshape(8, 8, 512)).reshape(512, 512)
-expected = jax.grad(lambda w: jnp.square(jnp.tanh(x @ w)).sum())(layers[0])
-np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
+assert 2_150 < 989e12 / 450e9 < 2_250
 at_rest = programs["left to the compiler"].memory_analysis().peak_memory_in_bytes
 assert abs(at_rest / 1e6 - 6.3) < 0.1
-
-
-def loop_loss(layers, x):
-    for w in layers:
-        x = jnp.tanh(x @ w)
-    return jnp.square(x).mean()
-
-
-def gathers(loss):
-    """The all-gathers of a step, if the columns of all layers are split."""
-    columns = NamedSharding(mesh, PartitionSpec(None, None, "data"))
-    program = compile_step(make_step(loss), columns, columns)
-    return [row for row in collectives(program.as_text()) if row.kind == "all-gather"]
-
-
-def loop_loss_in_place(layers, x):
-    for w in layers:
-        x = lax.with_sharding_constraint(jnp.tanh(x @ w), split)
-    return jnp.square(x).mean()
-
-
-for loss, received in {loop_loss: 16 * x.nbytes, loop_loss_in_place: layers.nbytes}.items():
-    assert [(row.runs, row.bytes) for row in gathers(loss)] == [(16, received)]
 
 
 def pmapdp_step(sharding):  # the constraints of make_split_strategy
@@ -366,8 +372,6 @@ def pmapdp_step(sharding):  # the constraints of make_split_strategy
     return compile_step(step, sharding, sharding)
 
 
-programs["moments in rows"] = compile_step(make_step(deep_loss), replicated, rows)
-programs["split on the scan's axis"] = compile_step(make_step(deep_loss), split, split)
 programs["--shard-state parameters"] = pmapdp_step(split)
 programs["the same in rows"] = pmapdp_step(rows)
 for name, (megabytes, messages) in wanted.items():
@@ -389,8 +393,8 @@ for program in programs.values():  # all give the layers that a replicated state
 #
 # Solutions, with reasons: [solutions/16_born_sharded.py](solutions/16_born_sharded.py).
 #
-# 1. `build_sharded` (5 minutes): return the array that `build()` makes, with this sharding, so that no device ever holds
-#    all of it. <details><summary>Hint</summary>Compile it, and say how the result should be sharded.</details>
+# 1. `build_sharded` (5 minutes): `build()` draws normal numbers. Return its array with this sharding, so that no device
+#    ever holds all of it. <details><summary>Hint</summary>Compile it, and say how the result should be sharded.</details>
 # 2. `zero_step` (10 minutes): stage 1 by hand, with momentum, in `shard_map` over the axis `"data"`. Every device gets the
 #    weights `w` `[D]`, its own gradient `g` `[D]`, and its part `m` `[D / N]` of the momentum. Use the *mean* gradient of
 #    the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`. Don't use an all-reduce.
@@ -433,25 +437,21 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # ## Take away
 #
 # - Training with Adam takes 16 bytes for each parameter, or 16 / N on each of N devices if you split everything.
-# - Find the shapes with `eval_shape`, choose the shardings, and make the state with `jit(init, out_shardings=...)`. The
-#   training step stays as it is.
+# - Find the shapes with `eval_shape`, choose the shardings, and make the state with `jit(init, out_shardings=...)`. Its
+#   plan tells you if the initializer can be split. The training step stays as it is.
 # - The peak stays low if few layers visit at a time. Measure it, and count what the compiler sends.
 #
-# If it's enough to split the moments, do only that, because stage 3 sends more. If it isn't enough, take stage 3. If even
-# one layer is too large for a device, add tensor parallelism (lesson 15) on a second mesh axis.
+# If it's enough to split the moments, do only that, because stage 3 sends more. If even one layer is too large for a
+# device, add tensor parallelism (lesson 15) on a second mesh axis.
 #
 # In pmapdp, `make_split_strategy` ([sharding/split_step.py](../pmapdp/sharding/split_step.py)) makes the step for
-# `--shard-state`. It can't know where your layers begin, so with `parameters` it gathers all of them first. Then the first
-# axis is the cheapest to split: the layers above take 28 MB, and 43 MB in `rows`. So `zero_sharding`
-# ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, splits the first axis that it can. Unlike
-# your program, pmapdp makes the state on the host, and sends each device its shards.
+# `--shard-state`. It's less thrifty than your program in two ways. With `parameters` it gathers all layers before the
+# first one is used, because it can't know where your layers begin: for the layers above, that's 28 MB in place of 11. And
+# it makes the state on the host, and sends each device its shards. `zero_sharding`
+# ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, splits the first axis that it can, because
+# that step needs 43 MB if the layers are in `rows`.
 #
-# **With pmap** you'd gather in every layer yourself, as in `update`, and so pmapdp splits the state only under `jit`:
-#
-# ```python
-# whole = lax.all_gather(w, "data", tiled=True)  # [512 / N, 512] to [512, 512]
-# x = jnp.tanh(x @ whole)
-# ```
+# With pmap you'd gather in every layer yourself, as in `update`, and so pmapdp splits the state only under `jit`.
 #
 # To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) and [the scaling
 # book on training](https://jax-ml.github.io/scaling-book/training/). Next, more than one machine: [17 Train with many

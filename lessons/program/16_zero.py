@@ -98,7 +98,7 @@ def report(all_sums):
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
 shardings = jax.tree.map(shard, jax.eval_shape(init_state))  # no arrays yet
-state = jax.jit(init_state, out_shardings=shardings)()  # each device makes its part only
+state = jax.jit(init_state, out_shardings=shardings)()  # born sharded
 options = {"in_shardings": (shardings, split)}
 train_step = jax.jit(train_step, **options, out_shardings=(shardings, replicated), donate_argnums=0)
 eval_step = jax.jit(eval_step, **options, out_shardings=replicated)

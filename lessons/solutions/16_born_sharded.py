@@ -6,7 +6,7 @@ from jax import lax
 
 
 def build_sharded(build, sharding):
-    """Inside jit, no device computes the whole array first: each computes its own shard."""
+    """Inside jit, each device computes only its own shard, because each normal number can be computed by itself."""
     return jax.jit(build, out_shardings=sharding)()
 
 

@@ -40,7 +40,7 @@ def bytes_of_seven_billion(gigabytes: dict[str, tuple[float, float, float]]) -> 
 
 @drawing.picture
 def a_weight_visits() -> None:
-    """Device d holds weight d, then copies of all eight weights, then a gradient of d + 1 for each of them, then the sum, 36, for the weight that lives there, and at last its new weight."""
+    """Device d holds weight d, then copies of all eight weights, then a gradient of d + 1 for each of them, then the sum, 36, for the weight that lives there, and at last its new weight, which is lower by 0.1 times 36 / 8."""
     axes = drawing.canvas(31.6, 10.7, inches=7.6)
     everywhere = range(N)
     for d in range(N):
@@ -51,19 +51,20 @@ def a_weight_visits() -> None:
             6.2: {weight: weight for weight in everywhere},
             16.2: {weight: d + 1 for weight in everywhere},
             26.4: {d: sum(each + 1 for each in everywhere)},
-            29.4: {d: f"{d - 3.6:.1f}"},
+            29.5: {d: f"{d - 0.45:.2f}"},
         }
         for left, row in rows.items():
+            width = 1.9 if left > 26 else 1
             for place, (weight, number) in enumerate(row.items()):
-                size = {"width": 1.5 if left > 26 else 1, "height": 0.95, "size": 8}
+                size = {"width": width, "height": 0.95, "size": 8}
                 x = left + 1.1 * place
                 drawing.box(axes, x, top, str(number), device=weight, **size)
     titles = {
         3.9: "weight",
         10.5: "all-gather:\nall weights, for a while",
         20.5: "gradients from\nits own example",
-        27.1: "reduce-\nscatter",
-        30.2: "new\nweight",
+        27.3: "reduce-\nscatter",
+        30.5: "new\nweight",
     }
     for middle, title in titles.items():
         axes.text(middle, 1, title, ha="center", va="bottom", fontsize=9)
