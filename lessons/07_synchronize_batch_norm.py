@@ -322,8 +322,8 @@ lesson_07.running_means(local_means, synchronized_means[:-1])
 #
 # </details>
 #
-# With 16 examples local batch norm costs no test accuracy here, as far as 1,000 test examples can tell. PyTorch's DDP
-# keeps it local unless you ask, and sends process 0's running averages to all. With 2, the devices' own means are too
+# With 16 examples per device, local batch norm costs no accuracy that 1,000 test examples could show. PyTorch's DDP keeps
+# it local unless you ask, and sends process 0's running averages to all. With 2 examples, the devices' own means are too
 # noisy, and averaging the copies doesn't repair that. If you keep batch norm local in JAX, still average them before you
 # evaluate or save, so that all devices hold the same network. These are your choices:
 #
