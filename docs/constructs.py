@@ -19,7 +19,7 @@ that fails, and the collectives and steps in their old and new form.
 FIRST = {
     "fails": "Fails: the line raises an error",
     "wrong": "Wrong: the line runs, and gives wrong numbers",
-    "check": "Check: it depends on the rest of your step",
+    "check": "Check: it depends on the rest of your program",
     "slow": "Slow: the numbers are correct",
 }
 OLD_NAMES = """
@@ -36,7 +36,7 @@ FINE = """
 
 They only change when you port the step.
 """
-# The lists of the lines that are fine, by the first row of each.
+# The tables of the lines that are fine, by the first row of each.
 HEADINGS = {
     "pmap": "The call of pmap",
     "committed": "Arrays and the device axis",
@@ -51,16 +51,28 @@ def written(row: Row) -> str:
     return f'<a id="{row.name}"></a>{row.written}'
 
 
-def list_item(row: Row) -> str:
-    """Return a line, and what becomes of it, as an item of a list."""
-    text = f"- {written(row)}"
+def is_the_same(row: Row) -> bool:
+    """Return True if one text serves under shard_map and jit."""
+    return row.jit in (SAME, row.shard_map)
+
+
+def line_to_change(row: Row) -> str:
+    """Return a line that needs attention as a row of its table."""
+    new = row.shard_map
+    if not is_the_same(row):
+        new = f"shard_map: {row.shard_map}<br>jit: {row.jit}"
+    return f"| {written(row)} | {row.today} | {new} |\n"
+
+
+def line_that_runs(row: Row) -> str:
+    """Return a line that's fine as a row of its table."""
+    line = written(row)
     if row.today:
-        text += f": {row.today}"
-    if row.jit not in (SAME, row.shard_map):
-        return f"{text}\n  - shard_map: {row.shard_map}\n  - jit: {row.jit}\n"
-    if row.status == "fine":
-        return f"{text}\n  - shard_map, jit: {row.shard_map}\n"
-    return f"{text}\n  - write: {row.shard_map}\n"
+        line += f": {row.today}"
+    jit = row.jit
+    if is_the_same(row):
+        jit = "the same"
+    return f"| {line} | {row.shard_map} | {jit} |\n"
 
 
 def old_name(row: Row) -> str:
@@ -69,7 +81,7 @@ def old_name(row: Row) -> str:
     if row.status == "old":
         old += ", *deprecated*"
     new = row.shard_map
-    if row.jit not in (SAME, row.shard_map) and not row.jit.startswith("not needed"):
+    if not is_the_same(row) and not row.jit.startswith("not needed"):
         new += f"; under jit {row.jit}"
     return f"| {old} | {new} |\n"
 
@@ -80,17 +92,19 @@ def main() -> None:
     first = ""
     fine = FINE
     for status, heading in FIRST.items():
-        first += f"\n## {heading}\n\n"
+        first += f"\n## {heading}\n\n| your line | what happens | write |\n"
+        first += "| --- | --- | --- |\n"
         for row in ROWS.values():
             if row.status == status:
-                first += list_item(row)
+                first += line_to_change(row)
     for row in ROWS.values():
         if row.name in HEADINGS:
             fine += f"\n### {HEADINGS[row.name]}\n\n"
+            fine += "| your line | under shard_map | under jit |\n| --- | --- | --- |\n"
         if row.status in ("gone", "old"):
             old += old_name(row)
         elif row.status == "fine":
-            fine += list_item(row)
+            fine += line_that_runs(row)
     print(TOP + old + first + fine, end="")
 
 

@@ -3,6 +3,7 @@ the code gives the old numbers, and the rows are run.
 """
 
 import contextlib
+import importlib
 import re
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tensorboardX
 from flax import jax_utils
 from flax.training import checkpoints, common_utils, train_state
 from flax.training.dynamic_scale import DynamicScale
@@ -632,6 +634,30 @@ def pop_params(layers):
 
 def init_dense():
     return nn.Dense(3).init(jax.random.key(0), ROWS)
+
+
+def test_what_takes_the_place_of_four_functions_of_2021(tmp_path):
+    """The sums, the shuffled columns and the moments are those of the old functions."""
+    same(jax.tree.map(jnp.add, {"w": W}, {"w": W}), {"w": 2 * W})
+    names = {"jax": jax, "key": jax.random.key(0), "x": ROWS}
+    shuffled = eval(CONSTRUCTS["shuffle"].shard_map.strip("`"), names)
+    assert not np.array_equal(shuffled, ROWS)
+    same(np.sort(shuffled, axis=0), np.sort(ROWS, axis=0))  # each column for itself
+    moments = (ROWS.mean(-1, keepdims=True), ROWS.var(-1, keepdims=True))
+    normalized = (ROWS - moments[0]) / np.sqrt(moments[1] + 1e-5)
+    same(eval(CONSTRUCTS["normalize"].shard_map.strip("`"), names), normalized)
+    with tensorboardX.SummaryWriter(tmp_path) as writer:
+        writer.add_scalar("loss", 0.5, 1)
+    assert [*tmp_path.iterdir()]
+
+
+def test_tensorboard_of_flax_needs_tensorflow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it weren't installed
+    with pytest.raises(ModuleNotFoundError) as error:
+        importlib.import_module("flax.metrics.tensorboard")
+    assert error.value.name == "tensorflow"
+    wanted = f"No module named '{error.value.name}'"
+    assert wanted in CONSTRUCTS["flax-tensorboard"].today
 
 
 def test_what_takes_the_place_of_the_methods_of_a_frozen_dict():

@@ -208,6 +208,8 @@ LINES = [
     ("m = jax.tree.map(lambda _, pair: pair[0], mean, pairs)", []),
     ("loss = total_loss / jax.device_count()", ["divided-loss"]),
     ("l, g = jax.value_and_grad(f)(w); y = l / jax.device_count()", ["divided-loss"]),
+    ("from flax.metrics import tensorboard as t; w = t.SummaryWriter(d)",
+     ["flax-tensorboard"]),
     ("m = jax.make_mesh((8,), ('i',))", ["make-mesh"]),
     ("m = jax.make_mesh(axis_shapes=(8,), axis_names='i', axis_types=t)",
      ["axis-shapes"]),
@@ -310,6 +312,14 @@ REPLACEMENTS = {
     "from flax import nn": "`flax.linen`",
     "import numpy as np\nx = np.float(0)": "`float`",
     "import jax\njax.config.enable_omnistaging()": "not needed",
+    "import jax\njax.tree_multimap(f, x, y)": (
+        "`jax.tree.map`, which takes several trees"
+    ),
+    "import jax\njax.random.shuffle(key, x)": (
+        "`jax.random.permutation(key, x, independent=True)`"
+    ),
+    "from jax import nn\nnn.normalize(x)": "`jax.nn.standardize(x)`",
+    "from jax import lax\nlax.tie_in(x, y)": "`y`",
 }
 
 
