@@ -52,8 +52,8 @@ COLOURS = (1, 3, 4)  # channels of an image: grey, red-green-blue, and transpare
 def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.Module:
     """Build your model with `pmapdp.state.build`, and refuse what isn't one."""
     advice = (
-        "give a class or function of rngs that makes a flax.nnx.Module; one of Linen "
-        "needs flax.nnx.bridge.ToNNX"
+        "give a class or function of rngs that makes a flax.nnx.Module, with its "
+        "lists of layers in nnx.List; one of Linen needs flax.nnx.bridge.ToNNX"
     )
     if isinstance(model, nnx.Module):
         name = type(model).__name__

@@ -39,6 +39,11 @@ def check_optimizer(
     optimizer: Callable[..., Any], schedule: optax.Schedule, params: Any
 ) -> None:
     """Refuse an optimizer that fails on these parameters, or ignores the schedule."""
+    if isinstance(optimizer, optax.GradientTransformation):
+        raise UserError(
+            "the optimizer is built already: give the function that makes it, as in "
+            "optimizer=optax.adam, and its learning rate by --learning-rate"
+        )
     name = f"optimizer={name_or_repr(optimizer)}"
     advice = (
         f"give a function of the schedule, such as {EXAMPLE}; rules that take more "

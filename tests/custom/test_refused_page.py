@@ -12,6 +12,7 @@ import small_job
 from flax import linen, nnx
 from points import DATA, Net, run
 
+from pmapdp.config import Config
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError
 from pmapdp.layers import current_context
@@ -122,6 +123,39 @@ def raises(model, call, inputs):
     raise RuntimeError("a mistake")
 
 
+class WithoutRngs(Net):
+    def __init__(self):
+        super().__init__(rngs=nnx.Rngs(0))
+
+
+class LayerWithoutRngs(nnx.Module):
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(6, 3)
+
+
+class PlainList(nnx.Module):
+    def __init__(self, *, rngs):
+        self.layers = [nnx.Linear(6, 3, rngs=rngs)]
+
+
+class TakesTrain(Net):
+    def __call__(self, inputs, train):
+        return super().__call__(inputs)
+
+
+class ReadsTraining(Net):
+    def __call__(self, inputs):
+        return super().__call__(inputs) if self.training else inputs
+
+
+class HasForward(nnx.Module):
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(6, 3, rngs=rngs)
+
+    def forward(self, inputs):
+        return self.out(inputs)
+
+
 def bridged(layer):
     """A network with a layer of Linen."""
 
@@ -168,8 +202,17 @@ CASES = {
     },
     "It gathers the batch in evaluation as well": {"loss": compares},
     "It compares examples, with `--accumulate`": {"loss": compares_in_training},
+    "It takes `(logits, labels)`": {
+        "loss": optax.softmax_cross_entropy_with_integer_labels
+    },
     "It adds weight decay once a batch": {"loss": with_decay},
     "It weights the accuracy as it weights the loss": {"loss": weighted_classes},
+    "Its `__init__` takes no `rngs`": {"model": WithoutRngs},
+    "A layer gets no `rngs`": {"model": LayerWithoutRngs},
+    "Its layers are in a plain list": {"model": PlainList},
+    "It waits for `train`": {"model": TakesTrain},
+    "It reads PyTorch's `self.training`": {"model": ReadsTraining},
+    "Its method is called `forward`": {"model": HasForward},
     "The channels come first": {
         "model": small_job.OfPictures,
         "data": DataSet(Split(PICTURES, np.zeros(40, np.int32))),
@@ -199,25 +242,42 @@ CASES = {
     "The rows have different lengths": {"data": {"train": ([[1], [1, 2]], [0, 1])}},
     "A class has no weight": {"data": {"train": (INPUTS, LABELS, {0: 1.0, 1: 5.0})}},
     "A transform is random": {"data": {"train": Changing()}},
+    "`optimizer=optax.adam(1e-3)` instead of `optimizer=optax.adam` and "
+    "`learning_rate=1e-3`": {"optimizer": optax.adam(1e-3)},
     "The optimizer has a learning rate of its own": {
         "optimizer": lambda schedule: optax.adam(0.1)
     },
 }
 
 
+BATCH_SIZE = (
+    "The batch of all devices is called `global_batch_size`, and one device's is "
+    "`per_device_batch_size`"
+)
+
+
 def test_every_message_of_the_page_has_its_case():
-    assert list(CASES) == list(MESSAGES)
+    assert [*CASES, BATCH_SIZE] == list(MESSAGES)
 
 
 @pytest.mark.parametrize("what", CASES)
 def test_the_page_shows_the_message(what):
     """Word for word, but for what the page leaves out (`...`) and the class's name."""
-    shown = MESSAGES[what].replace("Pictures", "OfPictures")
-    pattern = re.escape(shown).replace(re.escape("..."), ".*")
     accumulate = 2 if "--accumulate" in what else 1
     custom = CASES[what]
     if custom is built:
         custom = built()
+    shown = MESSAGES[what].replace("Pictures", "OfPictures")
+    model = custom.get("model", Net)
+    if isinstance(model, type):
+        shown = shown.replace("Net", model.__name__)
+    pattern = re.escape(shown).replace(re.escape("..."), ".*")
     with pytest.raises(UserError) as error:
         run(custom=custom, accumulate=accumulate)
     assert re.fullmatch(pattern, error.value.message)
+
+
+def test_a_setting_of_another_name_is_an_error_of_python():
+    with pytest.raises(TypeError) as error:
+        Config(**{"batch_size": 64})
+    assert str(error.value) == MESSAGES[BATCH_SIZE]
