@@ -76,7 +76,9 @@ SECTIONS = {
     ],
     "Your own training step": [
         "pmapdp.verify.one_device",
+        "pmapdp.verify.old_program",
         "pmapdp.verify.verify",
+        "pmapdp.verify.Layout",
     ],
     "Devices": ["pmapdp.devices.simulate"],
 }
@@ -100,8 +102,6 @@ MORE_NAMES = {
     "pmapdp.models.axes": "meshes.md",
     "pmapdp.models.axis_names": "meshes.md",
     "pmapdp.export.Exported": "export.md",
-    "pmapdp.verify.old_program": "porting.md",
-    "pmapdp.verify.Layout": "verify.md",
     "pmapdp.verify.Report": "verify.md",
     "pmapdp.compare.strategies.compare_strategies": None,
     "pmapdp.compare.results.Measurement": None,
@@ -113,14 +113,10 @@ MORE_NAMES = {
     "pmapdp.errors.DivergedError": "statuses.md",
     "pmapdp.errors.StoppedError": "statuses.md",
 }
-# A setting's help text stands beside its flag, so this page doesn't repeat it.
+# A setting's help text is beside its flag, so this page doesn't repeat it.
 CONFIG_FIELDS = """Each field is a flag of `pmapdp.train`, with underscores for hyphens.
 [Flags](flags.md#pmapdptrain) says what each does and its default, and so does
 `help(Config)`."""
-CONFIG_EXAMPLE = """from dataclasses import replace
-
-first = Config(strategy="jit", epochs=5)  # --strategy jit --epochs 5
-longer = replace(first, epochs=10)"""
 TITLES = {
     "Args:": "Arguments",
     "Attributes:": "Attributes",
@@ -156,11 +152,13 @@ def types_of(public: Any) -> dict[str, str]:
 
 def short_parameter(parameter: inspect.Parameter) -> str:
     """Return a parameter as one writes it, without its type."""
+    if inspect.isfunction(parameter.default):
+        return f"{parameter.name}={parameter.default.__name__}"
     return str(parameter.replace(annotation=parameter.empty)).replace("'", '"')
 
 
 def signature_of(name: str, public: Any) -> str:
-    """Return the call of a function or class. Its types stand in the list below."""
+    """Return the call of a function or class. The list below it has the types."""
     texts = []
     for parameter in inspect.signature(public).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in texts:
@@ -204,8 +202,6 @@ def summary_of(public: Any) -> str:
 
 def example_of(public: Any) -> str:
     """Return the example in a docstring, which is its end, or nothing."""
-    if public is Config:
-        return CONFIG_EXAMPLE
     _, _, example = inspect.getdoc(public).partition(EXAMPLE)
     return textwrap.dedent(example).strip()
 

@@ -68,8 +68,10 @@ def list_settings(config: type[T]) -> type[T]:
     """Add the help of each field to a docstring, where `help(Config)` shows it."""
     settings = fields(config)  # type: ignore[arg-type] # it's a dataclass
     lines = [f"    {field.name}: {field.metadata['help']}" for field in settings]
-    text = inspect.cleandoc(config.__doc__ or "")
-    config.__doc__ = "\n".join([f"{text}\n\nAttributes:", *lines])
+    documentation = inspect.cleandoc(config.__doc__ or "")
+    text, heading, example = documentation.partition("\n\nExample:")
+    attributes = "\n".join([f"{text}\n\nAttributes:", *lines])
+    config.__doc__ = f"{attributes}{heading}{example}"
     return config
 
 
@@ -80,7 +82,13 @@ class Config:
 
     Each field is a flag of `python -m pmapdp.train`, with underscores for hyphens.
     `help(Config)` says what each does, and so does docs/flags.md in pmapdp's
-    repository. `dataclasses.replace(config, epochs=10)` makes a changed copy.
+    repository. `dataclasses.replace` makes a changed copy.
+
+    Example:
+        from dataclasses import replace
+
+        first = Config(strategy="jit", epochs=5)  # --strategy jit --epochs 5
+        longer = replace(first, epochs=10)
     """
 
     recipe: str = setting(

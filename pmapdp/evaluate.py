@@ -13,11 +13,14 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any
 
 import jax
 import numpy as np
+import optax
+from flax import nnx
 
 from pmapdp import cli, flags
 from pmapdp.config import Config, StrategyName, setting
@@ -50,7 +53,13 @@ def evaluate_run(
     devices: int | None = None,
     data_dir: str | None = None,
     best: bool = False,
-    **python_values: Any,
+    model: Callable[..., nnx.Module] | None = None,
+    data: Any = None,
+    loss: Callable[..., MetricSums] | None = None,
+    metrics: Callable[..., dict[str, Any]] | None = None,
+    optimizer: Callable[..., optax.GradientTransformation] | None = None,
+    schedule: optax.Schedule | None = None,
+    trainable: Any = None,
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Evaluate the newest checkpoint of a run, or its best epoch's, on the test set.
 
@@ -60,8 +69,13 @@ def evaluate_run(
         devices: The number of devices. Default: as in training.
         data_dir: The folder of downloaded data sets. Default: as in training.
         best: Take the checkpoint of the best epoch.
-        python_values: `model`, `data`, `loss`, `metrics`, `optimizer`, `schedule` and
-            `trainable` again, each if `train` was given it.
+        model: Your network again, if `train` was given it. So are all that follow.
+        data: Your data.
+        loss: Your loss.
+        metrics: Your metrics of a classifier.
+        optimizer: Your optimizer.
+        schedule: Your schedule.
+        trainable: The parameters that you trained.
 
     Returns:
         Two dictionaries: the loss and metrics by name, and the data set, update,
@@ -74,6 +88,8 @@ def evaluate_run(
         metrics, facts = evaluate_run("runs/api", devices=4, model=Net, data=data)
         print(metrics["accuracy"])
     """
+    custom = CustomParts(model, data, loss, metrics, optimizer, schedule, trainable)
+    python_values = custom._asdict()
     config = read_config(workdir)
     reader = "pmapdp.evaluate.evaluate_run"
     require_python_values(parts_from_python(config), python_values, reader, workdir)
@@ -85,7 +101,7 @@ def evaluate_run(
     # Before your code runs, which may change the current folder.
     workdir = os.path.abspath(workdir)
     with jax.enable_x64(config.dtype == "float64"):
-        job = make_job(config, CustomParts(**python_values))
+        job = make_job(config, custom)
         if "test" not in job.batches:
             raise UserError(
                 f"{config.dataset} has no test set to evaluate on: "
@@ -95,7 +111,7 @@ def evaluate_run(
             workdir, job.task, best=best, data_fingerprint=job.data_fingerprint
         )
         # The same function as in training, so the numbers are also the same.
-        metrics = evaluate(job, job.strategy.place_state(state), "test")
+        means = evaluate(job, job.strategy.place_state(state), "test")
     facts = {
         "dataset": config.dataset,
         "step": int(state.step),
@@ -103,7 +119,7 @@ def evaluate_run(
         "devices": len(job.devices),
         "device_kind": describe(job.devices),
     }
-    return metrics, facts
+    return means, facts
 
 
 def change_config(

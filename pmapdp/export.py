@@ -14,7 +14,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,8 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import optax
+from flax import nnx
 
 from pmapdp import __version__, cli, flags
 from pmapdp.config import setting
@@ -41,8 +43,8 @@ from pmapdp.exported_file import (
     write_exported_file,
 )
 from pmapdp.files import MODEL_SIGNATURES, check_output
-from pmapdp.job import rebuild_task
-from pmapdp.loss import named_sums
+from pmapdp.job import CustomParts, rebuild_task
+from pmapdp.loss import MetricSums, named_sums
 from pmapdp.registry import (
     FEATURIZERS,
     PYTHON_DATA,
@@ -187,8 +189,13 @@ def export_run(
     data_dir: str | None = None,
     *,
     best: bool = False,
+    model: Callable[..., nnx.Module] | None = None,
     data: Any = None,
-    **python_values: Any,
+    loss: Callable[..., MetricSums] | None = None,
+    metrics: Callable[..., dict[str, Any]] | None = None,
+    optimizer: Callable[..., optax.GradientTransformation] | None = None,
+    schedule: optax.Schedule | None = None,
+    trainable: Any = None,
 ) -> dict[str, Any]:
     """Write the model of a run's newest checkpoint, or of its best epoch, to a file.
 
@@ -197,9 +204,13 @@ def export_run(
         path: The file to write or replace.
         data_dir: The folder of downloaded data sets. Default: as in training.
         best: Take the checkpoint of the best epoch.
-        data: The data again, if `train` was given them.
-        python_values: `model`, `loss`, `metrics`, `optimizer`, `schedule` and
-            `trainable` again, each if `train` was given it.
+        model: Your network again, if `train` was given it. So are all that follow.
+        data: Your data.
+        loss: Your loss.
+        metrics: Your metrics of a classifier.
+        optimizer: Your optimizer.
+        schedule: Your schedule.
+        trainable: The parameters that you trained.
 
     Returns:
         The contents of the file's `metadata.json`.
@@ -212,10 +223,15 @@ def export_run(
         metadata = export_run("runs/api", "api.zip", model=Net, data=data)
         print(metadata["labels"])
     """
+    custom = CustomParts(model, data, loss, metrics, optimizer, schedule, trainable)
     config = read_config(workdir)
-    values = {"data": data} | python_values
-    reader = "pmapdp.export.export_run"
-    require_python_values(parts_from_python(config), values, reader, workdir, str(path))
+    require_python_values(
+        parts_from_python(config),
+        custom._asdict(),
+        "pmapdp.export.export_run",
+        workdir,
+        str(path),
+    )
     # Before your code runs, which may change the current folder.
     file = check_output("FILE", str(path), MODEL_SIGNATURES)
     folder = os.path.abspath(workdir)
@@ -224,25 +240,25 @@ def export_run(
             data_set = load_data(config.dataset, data_dir or config.data_dir)
         else:
             data_set = make_data_set(data)
-        task = rebuild_task(config, **python_values)
+        task = rebuild_task(config, **custom._replace(data=None)._asdict())
         state, epoch_progress = load_state(
             folder, task, best=best, data_fingerprint=fingerprint(data_set)
         )
     last_epoch = epoch_progress["last"]
     arrays, featurizer = featurize(data_set, task.model)
     step = int(state.step)
-    metrics = {}
+    results = {}
     for part in ("validation", "test"):
         # In the middle of an epoch, the last results belong to another update.
         if part in last_epoch and last_epoch["step"] == step:
-            metrics[part] = last_epoch[part]
+            results[part] = last_epoch[part]
     metadata = {
         # Only the names of your files: their folders are nobody's business.
         "model": os.path.basename(config.model),
         "dataset": os.path.basename(config.dataset),
         "labels": arrays.classes,
         "step": step,
-        "metrics": metrics,
+        "metrics": results,
     }
     export_model(
         task,

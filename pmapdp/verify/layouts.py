@@ -64,6 +64,15 @@ class Layout(NamedTuple):
         place_key: A function of (key, devices) that places the key.
         place_per_device: A function of (leaves, devices) that places the leaves
             `[N, ...]` that `per_device` names.
+
+    Example:
+        def place(tree, devices, *axes):
+            mesh = jax.sharding.Mesh(np.array(devices), ("data",))
+            sharding = jax.sharding.NamedSharding(mesh, jax.P(*axes))
+            return jax.device_put(tree, sharding)
+
+
+        layout = Layout(place, lambda batch, devices: place(batch, devices, "data"))
     """
 
     place_state: Callable[[Any, Devices], Any]

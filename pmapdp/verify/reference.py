@@ -95,6 +95,14 @@ def old_program(step: Callable, axis_name: Any, groups: int) -> MappedStep:
 
     Returns:
         The `reference` for `verify`.
+
+    Example:
+        def old_step(w, batch):
+            gradient = jax.grad(lambda w: jnp.square(batch @ w - 1).mean())(w)
+            return w - 0.1 * jax.lax.pmean(gradient, "devices")
+
+
+        reference = old_program(old_step, "devices", groups=8)
     """
     return MappedStep(step, axis_name, groups)
 
