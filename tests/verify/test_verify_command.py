@@ -82,7 +82,7 @@ def test_the_help_names_every_argument_of_verify(folder):
 
 PAGE = (Path(__file__).parents[2] / "docs" / "verify.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE, re.DOTALL)
-FIRST, FAMILIES, OLD, KEYS, TEST = [
+FIRST, KEYS, OLD, FAMILIES, TEST = [
     code for language, code in BLOCKS if language == "python"
 ]
 (PRINTED,) = [text for language, text in BLOCKS if not language]
