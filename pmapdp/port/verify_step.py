@@ -73,8 +73,8 @@ if report.failed and PER_DEVICE and verify(step=pmapped, reference=old, **given)
         "NOT PROVEN: on one device the step gives another result, as reported above. "
         f"Perhaps only because each device has its own {{', '.join(PER_DEVICE)}}: over "
         "groups of the batch, each with its own, the step gives the devices' result. "
-        "Verify it with a reference by hand, as in docs/porting.md of pmapdp's "
-        "repository, or once without dropout and with a shared batch norm."
+        "Verify it once without dropout and with a shared batch norm, or with a "
+        "reference by hand (docs/porting.md in pmapdp's repository)."
     )
 try:
     # If the report advises report.require(not_compared=...), paste it over this line.
