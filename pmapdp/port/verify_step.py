@@ -74,7 +74,7 @@ if report.failed and PER_DEVICE and verify(step=pmapped, reference=old, **given)
         f"Perhaps only because each device has its own {{', '.join(PER_DEVICE)}}: over "
         "groups of the batch, each with its own, the step gives the devices' result. "
         "Verify it once without dropout and with a shared batch norm, or with a "
-        "reference by hand (docs/porting.md in pmapdp's repository)."
+        "reference by hand, which pmapdp's page on porting shows in step 2."
     )
 try:
     # If the report advises report.require(not_compared=...), paste it over this line.
