@@ -25,7 +25,7 @@ FIRST = {
 OLD_NAMES = """
 ## Names that are gone or deprecated
 
-These names raise an error, unless they're marked *deprecated*. The new name serves
+These names raise an error, unless they're marked *deprecated*. The new name works
 under pmap, shard_map and jit alike, unless the row says otherwise.
 
 | old | new |

@@ -324,7 +324,7 @@ FOOT = """
 | what you see | what it usually is | look at |
 | --- | --- | --- |
 | With more processes, an epoch takes as many updates as before | every process reads the whole data set, so all train on the same examples | [several processes](processes.md), [lesson 17](../lessons/17_many_processes.ipynb) |
-| The program stands still in the last batch of an epoch | one process has a batch less, and the others wait for it in an all-reduce | [lesson 17](../lessons/17_many_processes.ipynb) |
+| The program hangs in the last batch of an epoch | one process has a batch less, and the others wait for it in an all-reduce | [lesson 17](../lessons/17_many_processes.ipynb) |
 | The loss jumps after a restart | the checkpoint lacks the optimizer's state, the key or the place in the data | [lesson 14](../lessons/14_survive_a_kill.ipynb) |
 | The test result has a few examples too many or too few | evaluation drops the last batch, or counts its padding | [lesson 08](../lessons/08_keep_dropout_and_metrics_exact.ipynb) |
 | The numbers are correct, but every update takes too long | an all-reduce runs in a loop, once for each layer or micro-batch | the line "The devices exchange" of `verify`'s report, [no faster](slower_or_worse.md#my-second-gpu-is-no-faster) |"""

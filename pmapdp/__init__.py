@@ -29,7 +29,7 @@ or data). `evaluate`, `export`, `predict`, `verify`, `port`, `compare` and `scal
 commands. `collectives.py` lists what a compiled program exchanges between devices, and
 `exported_file.py` writes and reads the file of an exported model. `cli.py` starts and
 ends every command, `flags.py` reads its command line, `registry.py` and `recipes.py`
-have the names that stand there, `signals.py` lets Ctrl-C stop a run, `files.py` reads
+define the names used there, `signals.py` lets Ctrl-C stop a run, `files.py` reads
 and writes files, and `lessons/` has the lessons' pictures and checks. The core imports
 none of them, except in `job.py` and `train.py`, where all parts meet.
 """
