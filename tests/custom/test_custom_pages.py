@@ -115,7 +115,7 @@ def test_the_reference(folder, capsys):
 
 
 @pytest.mark.slow
-def test_training_in_another_way(folder, capsys, monkeypatch):
+def test_customizing_training(folder, capsys, monkeypatch):
     logger = Mock()
     monkeypatch.setitem(sys.modules, "wandb", logger)
     names = run_page("custom_training.md")
