@@ -313,6 +313,34 @@ def test_metrics_of_a_classifier(tmp_path):
     assert test["recall of 2"] == pytest.approx(recall)
 
 
+def distilled(model, batch):
+    """The cross-entropy with a teacher's probabilities, and with the true class."""
+    logits = model(batch.inputs)
+    losses = optax.softmax_cross_entropy(logits, batch.labels["teacher"])
+    losses += optax.softmax_cross_entropy_with_integer_labels(
+        logits, batch.labels["class"]
+    )
+    return MetricSums((batch.weights * losses).sum(), None, batch.weights.sum())
+
+
+def small_layers(rngs):
+    return nnx.Sequential(
+        nnx.Linear(6, 8, rngs=rngs), nnx.relu, nnx.Linear(8, 3, rngs=rngs)
+    )
+
+
+def test_a_sequential_network_learns_from_a_teacher():
+    """The teacher's answers are labels, beside the true ones."""
+    parts = {}
+    for name, part in {"train": DATA.train, "test": DATA.test}.items():
+        teacher = np.eye(3, dtype=np.float32)[part.labels] * 0.7 + 0.1
+        parts[name] = (part.inputs, {"teacher": teacher, "class": part.labels})
+    custom = {"loss": distilled, "data": parts}
+    settings = {"learning_rate": 0.05, "epochs": 3}
+    epochs = run(model=small_layers, custom=custom, **settings).epochs
+    assert epochs[-1]["test"]["loss"] < 0.9 * epochs[0]["test"]["loss"]
+
+
 def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
     settings = {"workdir": str(tmp_path / "run"), "steps": 2} | ONE
     run(
