@@ -99,7 +99,7 @@ def report(all_sums):
 
 
 def measure(step, state, batch):
-    """The median seconds of a step, with ten in a call: so Python's part hardly counts."""
+    """Quartiles of the seconds of a step, with ten in a call: so Python's part hardly counts."""
     ten = jax.jit(lambda state, batch: jax.lax.scan(lambda s, _: step(s, batch), state, length=10))
     program = ten.lower(state, batch).compile()
     seconds = []
@@ -107,11 +107,11 @@ def measure(step, state, batch):
         start = time.perf_counter()
         jax.block_until_ready(program(state, batch))  # or the clock would see only the call
         seconds.append(time.perf_counter() - start)
-    return np.median(seconds) / 10
+    return np.quantile(seconds, (0.25, 0.5, 0.75)) / 10
 
 
 def all_reduce_seconds(n, N):
-    """The faster of two ways to all-reduce n bytes over N = 2, 4, 8, ... devices."""
+    """For n bytes over N = 2, 4, 8, ... devices, by the faster of two algorithms."""
     butterfly = np.log2(N) * (LATENCY + n / BANDWIDTH)
     halving = 2 * (np.log2(N) * LATENCY + (N - 1) / N * n / BANDWIDTH)
     return min(butterfly, halving)
@@ -126,8 +126,8 @@ def speedup(seconds, all_reduce, N):
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
 on_one = init_state(), next(batches(*train_data, seed=0))
-seconds = measure(step_of_one, *jax.device_put(on_one, jax.devices()[0]))
-print(f"one device: {1e3 * seconds:.3f} ms a step")
+lower, seconds, upper = measure(step_of_one, *jax.device_put(on_one, jax.devices()[0]))
+print(f"one device: {1e3 * seconds:.3f} ms a step, mostly {1e3 * lower:.3f} to {1e3 * upper:.3f}")
 n = 4 * (sum(w.size for w in jax.tree.leaves(on_one[0][0])) + 3)  # bytes: gradients, metric sums
 for N in (2, 8, 64):
     low, high = speedup(seconds, all_reduce_seconds(n, N), N)

@@ -11,8 +11,10 @@ import ast
 import difflib
 import functools
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import build
@@ -399,6 +401,32 @@ def test_two_tasks_of_slurm_are_one_run(tmp_path):
 @pytest.mark.nightly
 def test_two_tasks_of_open_mpi_4_are_one_run(tmp_path):
     require_one_run(run_two_tasks(OPEN_MPI_4, tmp_path))
+
+
+@pytest.mark.slow
+def test_two_tasks_time_their_step_with_what_lesson_18_copies(tmp_path):
+    """Its last section names what goes into lesson 17's program, and shows the rest."""
+    lesson = build.source_of("18").read_text().replace("\n# ", "\n")
+    words = "Copy `import time` and `measure` into lesson 17's program"
+    assert words in lesson.replace("\n", " ")
+    (snippet,) = re.findall(r"```python\n(.*?)```", lesson, re.DOTALL)
+    text = PROGRAMS["18"].read_text()
+    (measure,) = (
+        ast.get_source_segment(text, node)
+        for node in ast.parse(text).body
+        if getattr(node, "name", "") == "measure"
+    )
+    loop = "for epoch in range("
+    before, _, after = PROGRAMS["17"].read_text().partition(loop)
+    program = tmp_path / "timed.py"
+    copied = f"import time\n{measure}\n{textwrap.dedent(snippet)}"
+    program.write_text(f"{before}{copied}{loop}{after}")
+
+    for status, output in run_two_tasks(SLURM, tmp_path / "run", program=program):
+        assert status == 0, output
+        (quartiles,) = re.findall(r"^\[(\S+) +(\S+) +(\S+)\]$", output, re.MULTILINE)
+        lower, median, upper = map(float, quartiles)
+        assert 0 < lower <= median <= upper
 
 
 @pytest.mark.slow
