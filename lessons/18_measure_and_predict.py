@@ -151,10 +151,10 @@ lesson_18.efficiency_by_devices(counts, weak, strong)
 #
 # </details>
 #
-# Below 50 %, the all-reduce takes longer than the computing, so your devices mostly wait. A ResNet-50 is nowhere near
-# that. With a batch on each, 64 GPUs lose at most 0.6 %. If they share one batch, each computes with 4 images for 4.3
-# ms, so the 1.6 ms count: without overlap, you train 46 times as fast as on one GPU. With overlap it's 64, provided
-# that 4 images keep a GPU as busy as 256.
+# Where a line is below 50 %, the all-reduce takes longer than the computing, so your devices mostly wait. A ResNet-50
+# is nowhere near that. With a batch on each, 64 GPUs lose at most 0.6 %. If they share one batch, each computes with 4
+# images for 4.3 ms, so the 1.6 ms count: without overlap, you train 46 times as fast as on one GPU. With overlap it's
+# 64, provided that 4 images keep a GPU as busy as 256.
 #
 # So the offer is poor for your small network, and good for a ResNet-50, because its steps are long. Longer steps need
 # more examples on each device: [lesson 21](21_choose_a_batch_size.ipynb) shows how large a batch can grow.
