@@ -14,13 +14,13 @@
 # %% [markdown]
 # # 20. Fit a larger network
 #
-# In lesson 13 you cut the batch until it fit. What if a single example is already too much? The parameters of GPT-2 small
-# take 2 GB with their gradients and Adam's moments. Activations need another 2.5 GB, for one text of 1,024 tokens. You'll
-# save most of it by wrapping one function, and then store numbers in two bytes instead of four. After that you'll use two
-# bytes in the wrong place, and watch a third of the weights freeze without an error.
+# In lesson 13 you cut the batch until it fit. What if a single example is already too much? The parameters of GPT-2
+# small take 2 GB with their gradients and Adam's moments. The activations need another 2.5 GB, for one text of 1,024
+# tokens. You'll save most of that by wrapping one function, and then store numbers in two bytes instead of four. After
+# that you'll use two bytes in the wrong place, and watch a third of the weights freeze without an error.
 #
 # **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, say which
-# numbers must stay in float32, and know what to try first when memory runs out. 22 minutes, 42 with exercises.
+# numbers must stay in float32, and know what to try first when memory runs out. 24 minutes, 44 with exercises.
 #
 # **This lesson is a branch.** Do [13 Train with more batch than memory](13_more_batch_than_memory.ipynb) first, and take it
 # if your activations don't fit, or if your GPU should compute in bfloat16.
@@ -32,9 +32,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pmapdp import devices
 from pmapdp.lessons.pictures import lesson_20
 
-assert jax.default_backend() == "cpu", "with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
+devices.simulate(8)  # before any other use of JAX
+assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 
 # %% [markdown]
 # ## What does the backward pass keep?
@@ -75,17 +77,19 @@ kept = {"keep everything": count_kept(make_loss(layer))}
 print(kept)
 
 # %% [markdown]
-# Six arrays for one line of code: the layer's input, and five that the derivatives of `silu` and `tanh` need. With jax
-# 0.12 they need only four.
+# Six arrays for one line of code: the layer's input, and five that the derivatives of `silu` and `tanh` need. jax 0.12
+# keeps four of these, so five arrays in all.
 #
 # ## Compute again instead of keeping
 #
-# You can get all the others back from the layer's input, by computing them again. That's called **rematerialization**.
-# If you wrap the layer in `jax.checkpoint`, JAX keeps only its input, besides the weights, which are there anyway. When
-# the backward pass arrives at the layer, it first repeats the layer's forward pass. PyTorch's `torch.utils.checkpoint`
-# does the same.
+# Do you have to keep them? You can get all the others back from the layer's input, by computing them again. That's
+# called **rematerialization**. If you wrap the layer in `jax.checkpoint`, JAX keeps only its input, besides the
+# weights, which are there anyway. When the backward pass arrives at the layer, it first repeats the layer's forward
+# pass. PyTorch's `torch.utils.checkpoint` does the same.
 #
-# A *policy* says what to keep besides the input, for example the results of matrix products:
+# A *policy* says what to keep besides the input, for example the results of matrix products. With
+# `save_only_these_names` you name the arrays yourself, and `save_and_offload_only_these_names` can move them to the
+# host's memory.
 
 # %%
 policy = jax.checkpoint_policies.dots_saveable
@@ -123,15 +127,6 @@ for name, variant in variants.items():
 # Does a third more work take a third more time? About that: [Chen et al., 2016](https://arxiv.org/abs/1604.06174) trained a
 # residual network of 1,000 layers in 7 GB instead of 48, for 30 % more running time. This lesson's CPU can't tell you how
 # long your GPU will take, so time it there.
-#
-# <details><summary>What is prevent_cse?</summary>
-#
-# In a Python loop over the layers, the compiler would merge a layer's forward pass with its equal repeat, and everything is
-# kept again. `prevent_cse=True`, the default of `jax.checkpoint`, forbids that, though it [can cost
-# speed](https://docs.jax.dev/en/latest/_autosummary/jax.checkpoint.html). A `scan` runs the two passes as two loops, which
-# can't be merged. So there you may write `prevent_cse=False`.
-#
-# </details>
 #
 # ## The blocks of GPT-2
 #
@@ -183,13 +178,36 @@ lesson_20.number_formats()
 
 # %% [markdown]
 # The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 has the range of a
-# float32, but only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return you get:
+# float32, but only 8 significant bits instead of 24, counting the leading 1 that isn't stored.
 #
-# - **Memory.** The activations that `jax.vjp` keeps of GPT-2 take about two thirds of the bytes. It isn't half, because
-#   softmax and norms stay in float32. A compiler may still add arrays of its own: the plan for this CPU is larger with
-#   bfloat16 in jax 0.10, and smaller in 0.12.
-# - **Speed.** On one H200, pmapdp trained ResNet-18 with 40,700 images a second in float32, and with 78,200 in bfloat16
-#   ([Speed](../docs/speed.md#on-a-gpu)).
+# What do you get for giving up so much precision? First, memory. `gpt2.kept_bytes` adds up the arrays that `jax.vjp`
+# keeps of GPT-2. It leaves out the float32 weights, which are there anyway.
+#
+# **Predict:** a number now takes half the bytes. Does the backward pass keep half the bytes, too?
+
+# %% tags=["prediction"]
+kept_gigabytes = {}
+for dtype in (jnp.float32, jnp.bfloat16):
+    by_dtype = {name: kept / 1e9 for name, kept in gpt2.kept_bytes(dtype).items()}
+    kept_gigabytes[dtype] = by_dtype
+    parts = ", ".join(f"{name} {kept:.2f}" for name, kept in by_dtype.items())
+    print(f"computed in {dtype.__name__}: {sum(by_dtype.values()):.2f} GB ({parts})")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# No, it keeps only about a quarter less. Softmax and norms compute in float32, so what they keep stays in four bytes.
+# And there's something new: 0.17 GB are copies of the weights in bfloat16, which the products need.
+#
+# </details>
+#
+# The compiler may still add arrays of its own. Its plan for this CPU is larger with bfloat16 in jax 0.10, and smaller
+# in 0.12.
+#
+# The second gain is speed. On one H200, pmapdp trained ResNet-18 with 40,700 images a second in float32, and with
+# 78,200 in bfloat16 ([Speed](../docs/speed.md#on-a-gpu)). But "float32" means
+# [TF32](https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision) there: JAX rounds the inputs of each product to
+# 11 significant bits on such a GPU. We haven't measured full float32.
 #
 # Is 8 bits of precision enough for a parameter? Let it be 1 and its update 0.001, both in bfloat16. The next number
 # after 1 is 1 + 1/128.
@@ -211,57 +229,59 @@ print("1 + 0.001 =", after_update)
 # pile up over the training. A Flax layer with `dtype=jnp.bfloat16` does exactly this: it keeps its parameters in float32,
 # and casts them and its inputs to bfloat16 when it computes.
 #
-# But a network also adds inside one step: a product adds up 768 terms, and the loss all examples. Who adds in float32?
+# But a network also adds inside one step: a product adds up 768 terms, and the loss all examples. Do these sums get
+# stuck, too? Let's add up 4,096 ones in two ways.
+
+# %%
+ones = jnp.ones(4096, jnp.bfloat16)
+running_total = jnp.bfloat16(0)
+for number in ones:
+    running_total = running_total + number
+print("jnp.sum:", ones.sum(), "| a running total:", running_total)
+
+# %% [markdown]
+# The running total gets stuck at 256. There, the next number is 258, so 256 + 1 rounds back to 256. `jnp.sum` adds in
+# float32, and rounds only its result.
 #
-# | what adds | in which dtype |
-# | --- | --- |
-# | a product of bfloat16 matrices on a GPU or TPU | float32 |
-# | `nnx.LayerNorm`, `jax.nn.dot_product_attention` | float32 inside |
-# | `jax.nn.softmax`, Optax's losses, a norm you write yourself | the one you give them, so cast to float32 first, as the program casts its logits |
+# So who adds in float32, and what's still rounded to 8 bits?
+#
+# | what adds | the sum | rounded to 8 bits |
+# | --- | --- | --- |
+# | a product of bfloat16 matrices on a GPU or TPU | float32 | its inputs and its result |
+# | `jnp.sum` and `jnp.mean`, and so `jax.nn.softmax` and Optax's losses | float32 | their inputs, exponentials and result |
+# | `nnx.LayerNorm`, `jax.nn.dot_product_attention` | float32 inside | their inputs and their result |
+# | a running `total = total + g` | bfloat16, so it gets stuck | everything |
+#
+# The second row is why the program casts its logits to float32: the sum would be fine, but a loss of 8.3178 would come
+# out as 8.3125.
 #
 # ## The program so far, and what changes
 #
-# You start from [program/13_accumulate.py](program/13_accumulate.py). Its network is too small to gain anything, but in a
-# large one you'd change the same lines:
+# You start from [program/13_accumulate.py](program/13_accumulate.py). Its network is too small to gain anything, but in
+# a large one you'd change the same lines: each layer gets a dtype, and one of them is recomputed.
+#
+# Around a Flax layer, use `nnx.remat`. `jax.checkpoint` works on a copy of the layer, so whatever the layer changes in
+# itself is lost without an error: the running mean of `nnx.BatchNorm` never moves, and `nnx.Dropout` draws the same
+# mask each time. `nnx.remat` keeps these changes. If you write `jax.checkpoint(lambda x: layer(x))`, a layer that
+# changes itself raises a `TraceContextError`. `nnx.Linear` never changes itself, but the layers of your larger network may.
 #
 # include the difference of 13_accumulate.py and 20_fit.py
 #
-# Why `nnx.remat`? `jax.checkpoint` works on a copy of the layer, so whatever the layer changes in itself is lost without an
-# error: the running mean of `nnx.BatchNorm` never moves, and `nnx.Dropout` draws the same mask each time. `nnx.remat` keeps
-# these changes. If you write `jax.checkpoint(lambda x: layer(x))`, Flax notices and raises a `TraceContextError`.
-# `nnx.Linear` has no state, but the layers of your larger network may.
-#
-# The gradients arrive as float32, because the derivative of a cast casts back. A micro-batch's sum is rounded to bfloat16
-# before that. What you add up afterwards, over micro-batches and devices, is in float32.
-#
-# [20_fit.py](program/20_fit.py) is the whole program. Its losses differ from lesson 13's by less than 0.001. That's the
-# rounding of bfloat16, because recomputing gives the same numbers again. The next cell has its network.
+# A micro-batch's gradient is computed in bfloat16, and then cast to float32, because the derivative of a cast casts
+# back. From there on, all sums over micro-batches and devices are in float32. Compare the losses with lesson 13's:
 
 # %% tags=["take-home"]
-"""A network that computes in bfloat16, and recomputes its hidden layer."""
-
-import jax.numpy as jnp
-from flax import nnx
-
-
-class Network(nnx.Module):
-    """Inputs [b, 64] to logits [b, 10]."""
-
-    def __init__(self, rngs):
-        self.hidden = nnx.Linear(64, 32, dtype=jnp.bfloat16, rngs=rngs)  # float32 parameters
-        self.output = nnx.Linear(32, 10, dtype=jnp.bfloat16, rngs=rngs)
-
-    def __call__(self, inputs):
-        hidden = nnx.remat(lambda layer, x: nnx.relu(layer(x)))(self.hidden, inputs)
-        return self.output(hidden).astype(jnp.float32)  # the loss and its sums are in float32
+# include program/20_fit.py
 
 # %% [markdown]
+# They differ by less than 0.001, which is the rounding of bfloat16.
+#
 # ## The mistake: parameters in bfloat16
 #
 # If two bytes are enough for activations, why not store the parameters in bfloat16 and save even more? `dtypes.train` in
 # [dtypes.py](../pmapdp/lessons/programs/dtypes.py) trains your network on one device, with parameters of one dtype and
 # products of another. Adam's moments stay in float32, so that nothing else differs. The learning rate is a tenth of the
-# program's, chosen to show the mistake. The smaller weights of a wide layer would freeze at a smaller rate.
+# program's, chosen to show the mistake. In a wide layer the weights are smaller, so they'd freeze only at a smaller rate.
 #
 # Adam usually moves a weight by about the learning rate, 0.0003, or less. Between 1/8 and 1/4, neighbouring bfloat16 numbers
 # are 1/1024 apart. Between 1/32 and 1/16 they're 1/4096 apart.
@@ -303,23 +323,28 @@ for name, group in {"above": is_large, "below": ~is_large}.items():
 # Every number that you add to again and again can get stuck like this. Compute in bfloat16, and **keep parameters,
 # optimizer state and sums in float32**.
 #
-# What about float16? Gradients below 6e-8 soon become 0. So people multiply the loss by a large number and divide the
-# gradients by it, as you'll do in exercise 2. bfloat16 keeps its precision down to 1e-38.
+# What about float16? Below 6e-5 it loses bits, and below about 3e-8 it becomes 0. Gradients do get that small. So
+# people multiply the loss by a large number and divide the gradients by it, as you'll do in exercise 2. A bfloat16
+# keeps its 8 bits down to 1e-38.
 #
 # ## When memory runs out
 #
 # If the activations don't fit, try these in order, and stop as soon as they do:
 #
-# 1. **Compute in bfloat16.** About a third fewer bytes are kept, and a GPU can get faster.
+# 1. **Compute in bfloat16.** About a quarter fewer bytes are kept, and a GPU can get faster.
 # 2. **Use flash attention** if your texts are long, because then attention's arrays are the largest.
-# 3. **Accumulate**, as in lesson 13. It computes nothing twice, but tiny micro-batches don't keep a GPU busy.
-# 4. **Recompute.** First keep the products, then only the inputs, then the inputs of groups of layers, as in exercise 3.
+# 3. **Accumulate**, as in lesson 13, if a device has more than one example at a time. It computes nothing twice, but
+#    tiny micro-batches don't keep a GPU busy.
+# 4. **Recompute.** If a single example is too much, this is what's left. First keep the products, then only the inputs,
+#    then the inputs of groups of layers, as in exercise 3.
 #
 # If the parameters, gradients and moments don't fit, none of these helps. Then you split the state:
 # [16 Born sharded](16_born_sharded.ipynb).
 
 # %% tags=["proof"]
 # The asserts behind all answers and numbers.
+for name in ("save_only_these_names", "save_and_offload_only_these_names"):
+    assert hasattr(jax.checkpoint_policies, name)
 assert kept["keep everything"] == (5 if jax.__version__ >= "0.12" else 6)
 assert (kept["keep products"], kept["keep inputs"]) == (2, 1)
 assert list(products.values()) == [3, 3, 4]
@@ -329,6 +354,15 @@ for name, count in kept.items():
 gradients = [jax.grad(make_loss(variant))(layers) for variant in variants.values()]
 for gradient in gradients[1:]:
     np.testing.assert_allclose(gradient, gradients[0], atol=1e-4 * np.abs(gradients[0]).max())
+totals = [sum(by_dtype.values()) for by_dtype in kept_gigabytes.values()]
+measured = (2.41, 1.76) if jax.__version__ >= "0.12" else (2.56, 1.84)
+np.testing.assert_allclose(totals, measured, atol=0.01)
+copies = 2 * sum(weight.size for weight in gpt2.WEIGHTS.values()) / 1e9
+assert round(copies, 2) == 0.17
+assert (ones.sum(), running_total) == (4096, 256)
+assert jnp.bfloat16(256) + jnp.bfloat16(1) == 256
+assert round(np.log(4096), 4) == 8.3178
+assert jax.nn.logsumexp(jnp.zeros(4096, jnp.bfloat16)) == 8.3125
 assert gigabytes["keep everything"] > 2.5
 assert 0.25 < gigabytes["keep inputs"] < 0.3
 assert after_update == 1
@@ -346,7 +380,7 @@ assert has_changed[~is_large].mean() > 0.9
 #
 # 1. `fixed_mean` (5 minutes, find the mistake): `broken_mean` should return the mean of the gradients of K micro-batches,
 #    which come in bfloat16, as `[K, D]`. With many micro-batches it's much too small. Return the mean in float32, to
-#    within 0.01 %. <details><summary>Hint</summary>What's 256 + 1 in bfloat16?</details>
+#    within 0.01 %. <details><summary>Hint</summary>Which dtype should the total have?</details>
 # 2. `scaled_gradient` (5 minutes): `loss(w)` computes in float16, and w is float16, too. Its gradient is so small that
 #    float16 makes 0 of it. Return the gradient in float32: let `jax.grad` work on a loss that's `scale` times as large.
 #    <details><summary>Hint</summary>The order matters: first float32, then divide.</details>

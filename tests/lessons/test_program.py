@@ -2,8 +2,8 @@
 
 Each script is short, gives the result of one device, and differs little from the last.
 
-Each script but 03_ragged, 07_flax_norm and lesson 20's is a cell of its lesson's
-notebook, and test_alone.py runs it there again.
+Each script but 03_ragged and 07_flax_norm is a cell of its lesson's notebook, and
+test_alone.py runs it there again.
 Lesson 14 kills its script and resumes it, lesson 17 runs its script as two processes.
 """
 
@@ -80,9 +80,9 @@ FLOAT64 |= {
 def figures_of(number: str) -> np.ndarray:
     """The figures of a script in its lesson's notebook.
 
-    Lessons 03, 07 and 20 show only what changes in three scripts, so these are run.
+    Lessons 03 and 07 show only what changes in two scripts, so these are run.
     """
-    if number in (RAGGED, FLAX_NORM, "20"):
+    if number in (RAGGED, FLAX_NORM):
         command = [sys.executable, PROGRAMS[number]]
         on_cpu = os.environ | {"JAX_PLATFORMS": "cpu"}
         # The tests' own settings of XLA would round in another way than a notebook.
@@ -234,16 +234,6 @@ def test_all_ways_give_the_figures_of_pmap(number):
     np.testing.assert_allclose(found[:, ::2], wanted[:, ::2], atol=2e-4)
     np.testing.assert_allclose(found[:, 1], wanted[:, 1], atol=5.5 / 5_000)
     np.testing.assert_allclose(found[:, 3], wanted[:, 3], atol=2.5 / 1_000)
-
-
-def test_the_network_that_lesson_20_shows_is_its_programs():
-    (cell,) = (
-        cell
-        for cell in built(build.source_of("20")).cells
-        if build.TAKE_HOME in cell.metadata.get("tags", [])
-    )
-    network = cell.source.partition("class Network")[2]
-    assert network in PROGRAMS["20"].read_text()
 
 
 def test_bfloat16_hardly_changes_the_losses():

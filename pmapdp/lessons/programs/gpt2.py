@@ -1,5 +1,6 @@
 """The twelve blocks of GPT-2 small, without biases and dropout: lesson 20 plans their memory."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -50,3 +51,22 @@ def make_loss(block: Callable[..., Any]) -> Callable[..., jax.Array]:
 def sequence(dtype: Any) -> jax.ShapeDtypeStruct:
     """The shape of one sequence."""
     return jax.ShapeDtypeStruct((TOKENS, WIDTH), dtype)
+
+
+def kept_bytes(dtype: Any) -> Counter[str]:
+    """The bytes that the backward pass keeps of one sequence, by dtype.
+
+    The float32 weights, which the optimizer has anyway, aren't counted. Their copies in
+    another dtype are.
+    """
+
+    def backward(weights, x):
+        return jax.vjp(lambda weights: make_loss(block)(weights, x), weights)[1]
+
+    leaves = jax.tree.leaves(jax.eval_shape(backward, WEIGHTS, sequence(dtype)))
+    weights = [(weight.shape, weight.dtype) for weight in WEIGHTS.values()]
+    kept: Counter[str] = Counter()
+    for leaf in leaves:
+        if (leaf.shape, leaf.dtype) not in weights:
+            kept[str(leaf.dtype)] += leaf.size * leaf.dtype.itemsize
+    return kept
