@@ -20,7 +20,7 @@
 # that you'll use two bytes in the wrong place, and watch a third of the weights freeze without an error.
 #
 # **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, say which
-# numbers must stay in float32, and know what to try first when memory runs out. 24 minutes, 44 with exercises.
+# numbers must stay in float32, and know what to try first when memory runs out. 25 minutes, 45 with exercises.
 #
 # **This lesson is a branch.** Do [13 Train with more batch than memory](13_more_batch_than_memory.ipynb) first, and take it
 # if your activations don't fit, or if your GPU should compute in bfloat16.
