@@ -88,7 +88,7 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
         try:
             jax.config.update("jax_num_cpu_devices", number)
         except RuntimeError:  # JAX has started, so its devices are what there is
-            started = len(jax.local_devices(backend="cpu"))
+            started = len(jax.local_devices())
             if started < count:
                 raise UserError(
                     f"{count} devices cannot be simulated any more: JAX has already "

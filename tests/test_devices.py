@@ -96,6 +96,20 @@ def test_as_many_devices_and_threads_as_it_takes_or_a_sentence():
         assert sentence in line, case
 
 
+def test_accelerators_are_enough_once_jax_has_started():
+    """They take the place of CPU devices, of which no more can be added then."""
+    code = """
+import jax
+from pmapdp.devices import choose_devices
+
+one_cpu = jax.local_devices()
+jax.local_devices = lambda backend=None: one_cpu if backend else ["GPU"] * 8
+print(len(choose_devices(8)))
+"""
+    done = python("-c", code, env={"XLA_FLAGS": None})
+    assert done.stdout == "8\n", done.stderr
+
+
 @pytest.mark.slow
 def test_a_loop_that_runs_far_ahead_of_its_devices_ends():
     """The plainest loop: nothing waits for a step before the last. With one thread a
