@@ -160,14 +160,16 @@ def test_open_mpi_without_the_two_hyphens_is_refused(tmp_path):
 
 
 def test_docs_show_the_whole_script():
-    """First the lines that matter, as they are in the script and in its order."""
+    """And name the parts of it that another script needs."""
     page = (DEPLOY.parent / "docs" / "processes.md").read_text()
-    shown, whole = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    (whole,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     script = (DEPLOY / "slurm.sbatch").read_text()
     assert whole == script
-    lines = iter(script.splitlines())
-    for line in shown.splitlines():
-        assert line in lines  # looks only behind the last one
+    parts = re.search(r"copy three things into yours:\n\n(.*?)\n\n", page, re.DOTALL)
+    names = re.findall(r"`(--[^`]+|export \w+)`", parts[1])
+    assert len(names) == 10
+    for name in names:
+        assert name in script
 
 
 FAKE_SRUN = """#!/bin/bash
@@ -241,7 +243,9 @@ def test_the_job_script_starts_in_your_environment(tmp_path):
     assert "nccl INFO\n" in out
 
 
-@pytest.mark.parametrize(("gpus", "ids"), [("8", "0,1,2,3,4,5,6,7"), ("1", "0")])
+@pytest.mark.parametrize(
+    ("gpus", "ids"), [("8", "0,1,2,3,4,5,6,7"), ("4", "0,1,2,3"), ("1", "0")]
+)
 def test_the_job_script_gives_each_process_all_gpus_of_its_node(tmp_path, gpus, ids):
     """The commands that srun gets are taken by pmapdp.train, with all devices asked
     for.

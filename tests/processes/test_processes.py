@@ -267,12 +267,16 @@ PAGES = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.slow
-def test_the_program_of_the_page_under_slurm(tmp_path):
-    """With the files of docs/custom.md, 2 devices in each process, and one epoch."""
+@pytest.mark.parametrize(("gpus", "tasks"), [("2", "1"), ("4", "2")])
+def test_the_program_of_the_page_under_slurm(tmp_path, gpus, tasks):
+    """With the files of docs/custom.md, 2 devices in each process, and one epoch.
+
+    A process is alone on its node of two, or has half of a node of four.
+    """
     page = (PAGES / "processes.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(# my_train.py.*?)```", page, re.DOTALL)
     changes = {
-        "devices=8,": "devices=2,\n        epochs=1,\n        progress=False,",
+        'workdir="': 'epochs=1,\n        progress=False,\n        workdir="',
         "/shared/runs/cars": str(tmp_path / "run"),
     }
     for old, new in changes.items():
@@ -285,7 +289,8 @@ def test_the_program_of_the_page_under_slurm(tmp_path):
     for file in ("data.py", "net.py"):
         (text,) = re.findall(rf"```python\n(# {file}\n.*?)```", custom, re.DOTALL)
         (tmp_path / file).write_text(text)
-    env = launched(SLURM)["env"]
+    node = {"SLURM_GPUS_ON_NODE": gpus, "SLURM_NTASKS_PER_NODE": tasks}
+    env = launched(SLURM | node)["env"]
     first, second = train_together(
         hands=[[], []], env=env, program=tmp_path / "my_train.py"
     )
