@@ -59,6 +59,27 @@ def test_how_many_examples_eight_gpus_need():
     assert map_style.THREADS <= 16
 
 
+def test_what_others_got_with_eight_gpus():
+    """The rows are those of the notes, which tests/scaling computes."""
+    notes = (Path(__file__).parents[2] / "benchmarks" / "README.md").read_text("utf-8")
+    computed = re.findall(r"^\| (?:8|256) .* \| (0\.\d+) \| (0\.\d+) \|", notes, re.M)
+    shown = re.findall(
+        r"^\| .* \| (\d+) % ?(?:, or ([\d,]+) images/s)? \| ([\d.]+) % \|$",
+        PAGE.replace(" %, or", " % , or"),
+        re.MULTILINE,
+    )
+    rows = [shown[2], *shown[:2]]  # the notes have Goyal et al. first
+    assert len(computed) == len(rows) == 3
+    for (predicted, found), (percent, speed, most) in zip(computed, rows, strict=True):
+        assert percent == f"{100 * float(found):.0f}"
+        assert float(most) == pytest.approx(100 * float(predicted), abs=0.05)
+        if speed:
+            on_one = 938 if percent == "97" else 2470
+            eight = float(speed.replace(",", ""))
+            assert eight / (8 * on_one) == pytest.approx(float(found), abs=5e-4)
+    assert "84 %, which is 6.7 times" in " ".join(PAGE.split())
+
+
 CARS = (Path(__file__).parents[2] / "docs" / "custom.md").read_text(encoding="utf-8")
 TOO_FEW = """
 
