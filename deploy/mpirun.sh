@@ -5,7 +5,7 @@
 #     bash deploy/mpirun.sh --map-by ppr:1:node --host node1,node2 -x JAX_LOCAL_DEVICE_IDS=0,1,2,3,4,5,6,7 \
 #         -- --strategy jit --devices 8 --per-device-batch-size 64 --workdir /shared/runs/first     # GPUs
 #
-# Before -- stand the flags of mpirun, and after it the flags of pmapdp.train. Edit the names of your nodes. Every node
+# Put mpirun's flags before --, and the flags of pmapdp.train after it. Edit the names of your nodes. Every node
 # needs your environment at the same path, the same current folder, and a workdir that all share. Call the script in
 # that environment.
 #
