@@ -93,7 +93,7 @@ def test_open_mpi_5_needs_the_jax_that_the_page_says(monkeypatch):
     """Only from that version on JAX recognizes it, and then asks for mpi4py."""
     needed = re.search(r"^\| Open MPI 5 \| .* \| jax ([\d.]+), and", PAGE, re.MULTILINE)
     first = tuple(map(int, needed[1].split(".")))
-    version = tuple(map(int, jax.__version__.split(".")[:2]))
+    version = jax.__version_info__
     monkeypatch.delenv("OMPI_MCA_orte_hnp_uri", raising=False)
     for name in ("SIZE", "RANK", "LOCAL_RANK"):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", "1")
@@ -107,8 +107,11 @@ def test_jax_warns_about_proxies():
     assert "may cause a hang of distributed.initialize" in source
 
 
-def test_certificates_are_for_0_12():
-    version = tuple(map(int, jax.__version__.split(".")[:2]))
+def test_certificates_need_the_jax_that_the_page_says():
+    (since,) = re.findall(r"From jax ([\d.]+) on, the processes can show", SECURITY)
+    first = tuple(map(int, since.split(".")))
+    is_new = jax.__version_info__ >= first
+    assert f"from jax {since} on" in LONG_RUNS
     parameters = inspect.signature(jax.distributed.initialize).parameters
     (line,) = re.findall(r"^export (JAX_MTLS.*)$", SECURITY, re.MULTILINE)
     variables = re.findall(r"(\w+)=", line)
@@ -116,5 +119,5 @@ def test_certificates_are_for_0_12():
     for variable in variables:
         argument = variable.removeprefix("JAX_").lower()
         assert f"`{argument}`" in SECURITY
-        assert (argument in parameters) == (version >= (0, 12))
-        assert hasattr(jax.config, variable.lower()) == (version >= (0, 12))
+        assert (argument in parameters) == is_new
+        assert hasattr(jax.config, variable.lower()) == is_new
