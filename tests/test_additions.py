@@ -82,7 +82,7 @@ def test_a_strategy_takes_its_file_an_import_a_line_and_its_name(package, tmp_pa
     assert any(name.startswith("another") for name in names), names
     shown = page.read_text(encoding="utf-8")
     assert 'aria-label="The code of another"' in shown
-    assert "The run above took" in shown.partition("What ran as another")[2]
+    assert "The run above took" in shown.partition("The strategy another")[2]
 
 
 def test_a_data_set_takes_its_file_an_import_and_a_line(package, tmp_path):
