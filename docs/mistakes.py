@@ -128,7 +128,7 @@ SECTIONS = {
         symptom="The training loss is as on one device, and the test loss isn't",
         unnoticed="Running statistics matter only in evaluation.",
         write="Average the mean and the mean of squares (Flax: `axis_name`), and take the variance from them. Add counts up.",
-        intended_if="the values are environments, an accumulator that is averaged later, or statistics that should be local",
+        intended_if="the values are environments, an accumulator that is averaged later, or statistics that should be local. Then name them in `per_device`",
         lines=(
             WrongLine(
                 "mean, square = moments(h)",

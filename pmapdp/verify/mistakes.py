@@ -33,8 +33,8 @@ MISTAKES = {
     "divides once more",
     "mean of means": "the devices hold different numbers of valid examples, or each "
     "clips its own gradient, or normalizes or compares only its own examples",
-    "local statistics": "batch norm's running statistics, or a count, are each "
-    "device's own",
+    "local statistics": "batch norm's running statistics, a count, or an accumulator "
+    "are each device's own",
     "same mask": "every device gets the same key",
     "key stands still": "the new key isn't returned, or the update's number isn't "
     "folded into it",
