@@ -1,8 +1,7 @@
 """The settings of a run, each with its type, default, limits and help.
 
-`flags.py` makes the command line from it. `Config()` has the defaults, which are the
-recipe digits. Every new `Config` checks its values, also one that
-`dataclasses.replace` makes.
+The defaults are the recipe `digits`. `flags.py` makes the command line from this file.
+Every new `Config` checks its values, also one that `dataclasses.replace` makes.
 """
 
 import dataclasses
@@ -487,7 +486,9 @@ def check_together(config: Config) -> None:
 
 
 def check_effects(config: Config, unused: dict[str, str]) -> None:
-    """Refuse settings without effect: they'd be wrong numbers in somebody's table.
+    """Refuse settings that change nothing.
+
+    You'd believe that they did, and compare the results.
 
     Args:
         config: The settings.

@@ -101,11 +101,12 @@ class StoppedError(KeyboardInterrupt):
         return flags_to_arguments(super().__str__())
 
 
-# Some seventy messages name a setting, and both a command and your program may get
-# them. Each is a plain sentence with flags, and this function is the one place that
-# writes the flags as arguments.
 def flags_to_arguments(message: str) -> str:
-    """Return a message with arguments in place of flags.
+    """Write the flags in a message as keyword arguments, for callers from Python.
+
+    Some seventy messages name a setting, and both a command and your program may get
+    them. So each is a plain sentence with flags, and this is the one place that
+    rewrites them.
 
     `--warmup-steps 5` becomes `warmup_steps=5`, `--switch-epochs 3 7` becomes
     `switch_epochs=(3, 7)`, `--strategy jit` becomes `strategy="jit"`, `--workdir a/b`

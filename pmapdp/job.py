@@ -357,7 +357,7 @@ def complete_config(config: Config, custom: CustomParts, task: Task, B: int) -> 
 def rebuild_task(config: Config, **python_values: Any) -> Task:
     """Make the task of a run whose state is only read.
 
-    It needs no learning rate, which isn't part of the state.
+    It's built without a schedule, because the learning rate isn't part of the state.
     """
     no_schedule = optax.constant_schedule(0.0)
     custom = CustomParts(**python_values)._replace(schedule=no_schedule)

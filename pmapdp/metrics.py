@@ -89,8 +89,8 @@ class Meter:
         self.timed_examples += examples
         if len(self.pending) > UPDATES_AHEAD:
             jax.block_until_ready(self.pending[-1 - UPDATES_AHEAD].sums)
-        # A stack is read some updates after it was queued. If the host read it at once,
-        # the devices would run out of work meanwhile.
+        # A stack is read some updates late, so that the devices stay busy. If the host
+        # read it at once, it would wait until they have no work left.
         if len(self.pending) == READ_TOGETHER:
             self.stack = stack_sums([update.sums for update in self.pending])
         elif len(self.pending) == READ_TOGETHER + UPDATES_AHEAD:

@@ -21,8 +21,8 @@ class Level(NamedTuple):
     """A level is a network of equal links, within a node or between the nodes.
 
     Attributes:
-        devices: The largest number of members: of devices, or of groups of the level
-            inside.
+        devices: The fan-out of the level: the most devices that it connects, or the
+            most groups of the level inside.
         latency: The seconds that a message takes besides its bytes.
         bandwidth: The bytes per second that a device sends while it receives as many.
         trees: True if the library sends along trees, too, and not only around rings.

@@ -45,8 +45,8 @@ class TrainState:
 class Task:
     """The parts of training that never change, such as model, loss and optimizer.
 
-    They define an update, whatever devices compute it. The task has the structure of
-    the model, and the `TrainState` has the arrays that an update changes.
+    They don't depend on the devices. The task has the structure of the model, and the
+    `TrainState` has the arrays that an update changes.
 
     Attributes:
         model: Built, its arrays on the host.

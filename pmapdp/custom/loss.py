@@ -1,4 +1,4 @@
-"""Find out if your loss is a sum over examples, by two experiments with a few of them.
+"""Check that your loss of all examples is the sum of the losses of both halves.
 
 `check_loss` lays n examples out over two simulated devices (`jax.vmap` over a named
 axis), in two ways:
@@ -226,7 +226,7 @@ def check_streams(
 ) -> None:
     """Refuse a layer whose own stream of random numbers changes the loss."""
     streams = dict(nnx.to_flat_state(task.graph_and_streams[1]))
-    # Layers may draw from a stream as long as nothing follows from it, as nnx.RNN does.
+    # Layers may draw from a stream, as nnx.RNN does, if the loss stays the same.
     for path, variable in streams.items():
         if not isinstance(variable, nnx.RngKey):
             continue

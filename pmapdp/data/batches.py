@@ -18,9 +18,9 @@ from pmapdp.data.dataset import Split
 class Batch(NamedTuple):
     """A global batch, padded so that it can be split evenly, on the host or on devices.
 
-    Its B rows are N devices' rows, one device after the other. A device's b = K m rows
-    are K micro-batches of m rows, so `x.reshape(N, K, m, ...)` gives the layout. After
-    `pmap.place_batch` the shapes begin with `[N, b]` in place of `[B]`.
+    Its B = N K m rows are ordered as `[N, K, m]`: N devices, each with K micro-batches
+    of m rows, so a device has b = K m of them. After `pmap.place_batch` the shapes
+    begin with `[N, b]` in place of `[B]`.
 
     Attributes:
         inputs: `[B, ...]` examples, or a dictionary of arrays.

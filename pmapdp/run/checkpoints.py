@@ -227,7 +227,7 @@ def hide_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hide_further_errors() -> Iterator[None]:
-    """Hide the messages that Orbax prints beside the error that it raises.
+    """Hide the errors that Orbax reports after the one that it raises.
 
     Orbax reads all arrays at once. When one read has failed, nobody waits for the
     others, and their errors would be printed below the message that says what to do.

@@ -23,7 +23,7 @@ BUILT_IN = "built in"  # in place of the hash of a function that isn't yours
 
 
 class Provenance(NamedTuple):
-    """The origin of a run's results, as its checkpoints keep it.
+    """A resumed run must have the same provenance: settings, rates and code.
 
     Attributes:
         settings: The settings that a resumed run can't change, and the fingerprint of

@@ -138,9 +138,9 @@ def update(
     Args:
         task: What is trained.
         state: Before the update.
-        gradients: Gradients of the summed loss, added up over the devices, or averaged.
-        count: The sum of the weights over the devices, or their mean if the gradients
-            are averaged.
+        gradients: The gradient sum of the global batch, sum(w g).
+        count: The sum of its weights, sum(w). If both sums are divided by the number of
+            devices, as `lax.pmean` does, the update is the same.
         model_state: After the update.
 
     Returns:
