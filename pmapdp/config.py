@@ -1,4 +1,4 @@
-"""The settings of a run, each with its type, default, limits and help.
+"""The settings of a run, each with its type, default, bounds and help.
 
 The defaults are the recipe `digits`. `flags.py` makes the command line from this file.
 Every new `Config` checks its values, also one that `dataclasses.replace` makes.
@@ -33,8 +33,9 @@ def setting(
     section: str,
     default: Any,
     help: str,
-    limits: tuple[float, float, str] | None = None,
     *,
+    bounds: tuple[float, float] | None = None,
+    example: str | None = None,
     fixed_on_resume: bool = False,
     metavar: str | None = None,
     positional: str | None = None,
@@ -45,7 +46,8 @@ def setting(
         section: The heading in `--help`.
         default: Its value if it isn't given. `dataclasses.MISSING`: it must be given.
         help: What `--help` says about it.
-        limits: The least and the greatest value, and one that works.
+        bounds: The least and the greatest value.
+        example: A value that works, for error messages. A setting with bounds has one.
         fixed_on_resume: The results of a run depend on it, so a resumed run can't
             change it.
         metavar: How `--help` shows its value, as FILE. The default follows from the
@@ -55,7 +57,8 @@ def setting(
     metadata = {
         "section": section,
         "help": help,
-        "limits": limits,
+        "bounds": bounds,
+        "example": example,
         "fixed_on_resume": fixed_on_resume,
         "metavar": metavar,
         "positional": positional,
@@ -146,7 +149,8 @@ class Config:
         "parallel",
         None,
         "Number of devices. Default: all accelerators, or 8 simulated CPU devices.",
-        (1, MAX_INT, "8"),
+        bounds=(1, MAX_INT),
+        example="8",
     )
     # You give at most one of the next two. The global size decides the result, so a
     # resumed run can't change it. The size per device may change with the devices.
@@ -154,20 +158,23 @@ class Config:
         "parallel",
         None,
         "Examples per update, over all devices. Default: 64, or all if fewer.",
-        (1, MAX_INT, "64"),
+        bounds=(1, MAX_INT),
+        example="64",
         fixed_on_resume=True,
     )
     per_device_batch_size: int | None = setting(
         "parallel",
         None,
         "Examples per update on each device, instead of a global batch size.",
-        (1, MAX_INT, "8"),
+        bounds=(1, MAX_INT),
+        example="8",
     )
     accumulate: int = setting(
         "parallel",
         1,
         "Micro-batches per update, each with batch-norm moments of its own.",
-        (1, MAX_INT, "2"),
+        bounds=(1, MAX_INT),
+        example="2",
         fixed_on_resume=True,
     )
     # The next three say where arrays lie, which changes no result. So a resumed run may
@@ -201,7 +208,8 @@ class Config:
         "optimization",
         5e-3,
         "Peak learning rate, reached at the end of any warm-up.",
-        (0, MAX_FLOAT, "0.001"),
+        bounds=(0, MAX_FLOAT),
+        example="0.001",
         fixed_on_resume=True,
     )
     schedule: str = setting(
@@ -222,14 +230,16 @@ class Config:
         "optimization",
         0.1,
         "Factor by which a piecewise schedule multiplies the rate at each switch.",
-        (1e-30, MAX_FLOAT, "0.1"),
+        bounds=(1e-30, MAX_FLOAT),
+        example="0.1",
         fixed_on_resume=True,
     )
     warmup_steps: int = setting(
         "optimization",
         0,
         "Updates over which the rate first rises from 0 to its peak.",
-        (0, MAX_INT, "0"),
+        bounds=(0, MAX_INT),
+        example="0",
         fixed_on_resume=True,
     )
     scale_learning_rate: Literal["none", "linear", "sqrt"] = setting(
@@ -243,32 +253,36 @@ class Config:
         "optimization",
         64,
         "Global batch size for which you chose the rate, if the rate is scaled.",
-        (1, MAX_INT, "64"),
+        bounds=(1, MAX_INT),
+        example="64",
         fixed_on_resume=True,
     )
     weight_decay: float = setting(
         "optimization",
         0.0,
         "Decoupled weight decay. Needs adamw.",
-        (0, MAX_FLOAT, "0.01"),
+        bounds=(0, MAX_FLOAT),
+        example="0.01",
         fixed_on_resume=True,
     )
     clip_norm: float | None = setting(
         "optimization",
         None,
         "Largest global norm of a gradient: a longer one is scaled. Default: no limit.",
-        (1e-30, MAX_FLOAT, "1.0"),
+        bounds=(1e-30, MAX_FLOAT),
+        example="1.0",
         fixed_on_resume=True,
     )
     # 0.1 is from Szegedy et al., "Rethinking the Inception architecture", CVPR 2016. On
     # digits it lifts the test accuracy from 97 to 98 %, and doubles the test loss,
-    # because the network is less sure of itself. The limit is below 1, where the target
+    # because the network is less sure of itself. The bound is below 1, where the target
     # would no longer depend on the class.
     label_smoothing: float = setting(
         "optimization",
         0.1,
         "Share of the target that training spreads over all classes.",
-        (0, 0.999, "0.1"),
+        bounds=(0, 0.999),
+        example="0.1",
         fixed_on_resume=True,
     )
     trainable: tuple[str, ...] = setting(
@@ -282,7 +296,8 @@ class Config:
         "run",
         20,
         "Passes over the training set.",
-        (1, MAX_INT, "10"),
+        bounds=(1, MAX_INT),
+        example="10",
         fixed_on_resume=True,
     )
     # It ends the run early and leaves the schedule as it is. So it isn't fixed: a run
@@ -291,7 +306,8 @@ class Config:
         "run",
         None,
         "Updates after which to stop. Default: all that the epochs have.",
-        (1, MAX_INT, "100"),
+        bounds=(1, MAX_INT),
+        example="100",
     )
     best: str | None = setting(
         "run",
@@ -304,14 +320,16 @@ class Config:
         "run",
         None,
         "Epochs without a better one after which to stop. Default: never.",
-        (1, MAX_INT, "3"),
+        bounds=(1, MAX_INT),
+        example="3",
         fixed_on_resume=True,
     )
     seed: int = setting(
         "run",
         0,
         "Seed of the initial parameters, the order of examples and dropout.",
-        (0, 2**63 - 1, "0"),  # an int64's
+        bounds=(0, 2**63 - 1),  # an int64's
+        example="0",
         fixed_on_resume=True,
     )
 
@@ -326,7 +344,8 @@ class Config:
         None,
         "Updates between two losses in the metrics files and TensorBoard. Default: one "
         "loss per epoch, and in TensorBoard also one every 10 updates.",
-        (1, MAX_INT, "10"),
+        bounds=(1, MAX_INT),
+        example="10",
     )
     progress: bool = setting(
         "output",
@@ -348,13 +367,15 @@ class Config:
         "workdir",
         None,
         "Updates between two checkpoints. Each epoch ends with one anyway.",
-        (1, MAX_INT, "100"),
+        bounds=(1, MAX_INT),
+        example="100",
     )
     keep_checkpoints: int = setting(
         "workdir",
         3,
         "Number of newest checkpoints to keep, besides the best epoch's.",
-        (1, MAX_INT, "3"),
+        bounds=(1, MAX_INT),
+        example="3",
     )
     accept_changed_functions: bool = setting(
         "workdir",
@@ -420,9 +441,8 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> None:
         )
     if value == "":  # an empty variable of a shell script, for example
         raise UserError(f"{flag(field.name)} '' is empty: leave it out")
-    limits = field.metadata["limits"]
-    if limits and value is not None:
-        check_limits(flag(field.name), value, limits)
+    if field.metadata["bounds"] and value is not None:
+        check_bounds(field, value)
 
 
 def has_type(value: Any, hint: Any) -> bool:
@@ -437,12 +457,10 @@ def has_type(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def check_limits(
-    flag_name: str, value: float, limits: tuple[float, float, str]
-) -> None:
-    """Refuse a number that isn't within its limits."""
-    least, most, example = limits
-    # NaN is neither below nor above a limit.
+def check_bounds(field: dataclasses.Field[Any], value: float) -> None:
+    """Refuse a number that isn't within the bounds of its setting."""
+    least, most = field.metadata["bounds"]
+    # NaN is neither below nor above a bound.
     if isinstance(value, float) and not math.isfinite(value):
         fault = "is not a finite number"
     elif value < least:
@@ -451,7 +469,9 @@ def check_limits(
         fault = f"must be at most {most}"
     else:
         return
-    raise UserError(f"{flag_name} {value} {fault}: try {flag_name} {example}")
+    name = flag(field.name)
+    example = field.metadata["example"]
+    raise UserError(f"{name} {value} {fault}: try {name} {example}")
 
 
 def check_together(config: Config) -> None:

@@ -292,7 +292,7 @@ def convert_number(
         number = "a number"
         if number_type is int:
             number = "a whole number"
-        limits = field.metadata["limits"] or ["8"]
+        example = field.metadata["example"] or "8"
         raise UserError(
-            f"{name} {text!r:.100} is not {number}: try {name} {limits[-1]}"
+            f"{name} {text!r:.100} is not {number}: try {name} {example}"
         ) from None

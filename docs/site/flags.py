@@ -64,7 +64,7 @@ GUIDES = {
     "have no field of `Config`, because in Python [your program connects the "
     "processes](processes.md#your-own-model).",
 }
-# The examples that don't follow from a setting's choices, limits or default.
+# The examples that don't follow from a setting's choices, example or default.
 EXAMPLES = {
     "best": "lowest:loss",
     "coordinator": "127.0.0.1:9876",
@@ -160,8 +160,8 @@ def make_example(field: Any, hint: Any) -> str:
         value = EXAMPLES[field.name]
     elif choices_of(hint):
         value = next(text for text in choices_of(hint) if text != field.default)
-    elif field.metadata["limits"]:
-        value = field.metadata["limits"][-1]
+    elif field.metadata["example"]:
+        value = field.metadata["example"]
     else:
         value = field.default
     return as_argument(field.name, value)

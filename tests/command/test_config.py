@@ -1,4 +1,4 @@
-"""`Config` checks the types of its values. For limits, see tests/test_mistakes.py."""
+"""`Config` checks the types of its values. For bounds, see tests/test_mistakes.py."""
 
 from pathlib import Path
 
