@@ -190,7 +190,7 @@ def restore_or_init(
     state comes from `--init-from`, or from the seed.
     """
     config = job.config
-    if checkpoints is None or not checkpoints.steps():
+    if checkpoints is None or not checkpoints.saved_steps():
         task = job.task
         message = ""
         if config.init_from:
@@ -198,7 +198,7 @@ def restore_or_init(
         state = job.strategy.place_state(create_state(task))
         return state, Progress(job), message
 
-    step = checkpoints.steps()[-1]
+    step = checkpoints.saved_steps()[-1]
     state, saved = checkpoints.read(
         step,
         job.task,
@@ -338,7 +338,7 @@ def save(
         if progress.wants_best and progress.best.get("step") == progress.step:
             progress.best_state = fetch(state)
         return
-    if progress.step in checkpoints.steps():
+    if progress.step in checkpoints.saved_steps():
         return
     if progress.step % job.batches["train"].per_epoch:
         # A resumed run needs these sums for the means over the whole epoch.

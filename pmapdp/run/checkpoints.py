@@ -95,7 +95,7 @@ class Checkpoints:
             )
             self.manager = ocp.CheckpointManager(path, options=options)
         # The updates after which there are checkpoints, oldest first.
-        self.steps = self.manager.all_steps
+        self.saved_steps = self.manager.all_steps
         self.wait = self.manager.wait_until_finished
         self.close = self.manager.close
 

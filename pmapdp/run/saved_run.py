@@ -36,10 +36,10 @@ def load_state(
     # Nothing is trained, so learning rates and code don't matter.
     settings = fixed_settings(read_config(path), data_fingerprint)
     checkpoints = open_checkpoints(path, Provenance(settings, {}, {}))
-    step = checkpoints.steps()[-1]
+    step = checkpoints.saved_steps()[-1]
     if best:
         step = checkpoints.read_progress(step)["best"].get("step")
-        if step not in checkpoints.steps():
+        if step not in checkpoints.saved_steps():
             raise UserError(
                 f"{path} holds no checkpoint of its best epoch: leave --best out"
             )
@@ -60,7 +60,7 @@ def open_checkpoints(
     folder = Path(path) / "checkpoints"
     provenance = provenance or Provenance({}, {}, {})
     checkpoints = Checkpoints(folder, provenance, read_only=True)
-    if not checkpoints.steps():
+    if not checkpoints.saved_steps():
         raise UserError(
             f"{path} holds no checkpoint yet: let the training run finish an epoch "
             "first"
@@ -75,7 +75,7 @@ def functions_from_python(path: str) -> list[str]:
     cross-entropy would be shown as the run's loss.
     """
     checkpoints = open_checkpoints(path)
-    progress = checkpoints.read_progress(checkpoints.steps()[-1])
+    progress = checkpoints.read_progress(checkpoints.saved_steps()[-1])
     code = read_provenance(progress).code
     return [
         name for name in ("loss", "metrics") if code.get(name, BUILT_IN) != BUILT_IN
@@ -94,7 +94,7 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     advice = "name the --workdir of a run, or a file of python -m pmapdp.export"
     if os.path.isdir(path):
         checkpoints = open_checkpoints(path)
-        step = checkpoints.steps()[-1]
+        step = checkpoints.saved_steps()[-1]
         with explain_errors(f"the checkpoint in {path} cannot be read", advice):
             saved = checkpoints.read_weights(step)
     else:

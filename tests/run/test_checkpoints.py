@@ -61,7 +61,7 @@ def test_it_holds_the_state_of_the_call(tmp_path):
         checkpoints.save(step, state, PROGRESS)
     state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
     checkpoints.wait()
-    assert checkpoints.steps() == [1, 2, 3]
+    assert checkpoints.saved_steps() == [1, 2, 3]
     for step, expected in saved.items():
         assert_same(checkpoints.read(step, job.task)[0], expected)
     checkpoints.close()
@@ -84,7 +84,7 @@ def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
             checkpoints.save(step, jax.device_put(saved), PROGRESS | {"best": best})
         checkpoints.close()
         reader = Checkpoints(folder, RUN, read_only=True)
-        assert reader.steps() == [3, 5, 6]
+        assert reader.saved_steps() == [3, 5, 6]
         found = asyncio.run(read(reader))
     assert found.params["head"]["bias"].dtype == "float64"
     assert_same(found, dataclasses.replace(state, step=np.int32(3)))
@@ -227,7 +227,7 @@ def test_a_full_disk_is_found_before_anything_is_written(tmp_path, monkeypatch):
         match=r"could not be written .*No space left on device.* those before it are intact",
     ):
         checkpoints.save(1, jax.device_put(state), PROGRESS)
-    assert checkpoints.steps() == []
+    assert checkpoints.saved_steps() == []
 
 
 @pytest.fixture(scope="module")
