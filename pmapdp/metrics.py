@@ -23,7 +23,7 @@ READ_TOGETHER = 16
 LAST_LOSSES = 100  # more than are read together
 
 
-class Update(NamedTuple):
+class PendingMetrics(NamedTuple):
     """The metrics of an update, which the devices may still compute."""
 
     step: int
@@ -62,7 +62,7 @@ class Meter:
         self.examples = examples
         self.accuracy_name = ACCURACIES[1] if is_weighted else ACCURACIES[0]
         self.losses: deque[tuple[int, float]] = deque(maxlen=LAST_LOSSES)
-        self.pending: list[Update] = []  # not read yet, oldest first
+        self.pending: list[PendingMetrics] = []  # not read yet, oldest first
         # The sums of the oldest READ_TOGETHER pending updates, in one array each.
         self.stack: Any = None
         self.start_clock()
@@ -84,7 +84,7 @@ class Meter:
         """
         # The sums are arrays that may not be computed yet. Reading them now would stop
         # the host until they are.
-        self.pending.append(Update(step, sums, examples))
+        self.pending.append(PendingMetrics(step, sums, examples))
         self.timed_updates += 1
         self.timed_examples += examples
         if len(self.pending) > UPDATES_AHEAD:
