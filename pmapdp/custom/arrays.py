@@ -186,7 +186,7 @@ def sample_stride(array: Any) -> int:
     return math.ceil(array.nbytes / SAMPLE_BYTES)
 
 
-def describe(tree: Any) -> str:
+def describe_shapes(tree: Any) -> str:
     """Return type and shape of each array in a tree, such as `float32 [16, 5]`.
 
     Strings of any length are called text.

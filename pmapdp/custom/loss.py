@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pmapdp.custom.arrays import describe
+from pmapdp.custom.arrays import describe_shapes
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError, YourCodeError, explain_errors, name_or_repr
 from pmapdp.layers import Context, freeze_batch_norms, use_context
@@ -209,7 +209,7 @@ def check_fields(task: Task, sums: MetricSums) -> None:
         if not isinstance(value, jax.Array):
             result = name_or_repr(value)
         elif value.shape:
-            result = describe(value)
+            result = describe_shapes(value)
         else:
             continue
         raise UserError(
@@ -367,8 +367,8 @@ def advise_on_sum(task: Task, mode: str, examples: Batch) -> str:
         outputs = infer_shapes(task, call_model, examples)
         if outputs.size == labels.size and outputs.shape != labels.shape:
             return (
-                f"the model gives {describe(outputs)} and the labels are "
-                f"{describe(labels)}, so give both one shape, for example by "
+                f"the model gives {describe_shapes(outputs)} and the labels are "
+                f"{describe_shapes(labels)}, so give both one shape, for example by "
                 "model(batch.inputs)[:, 0]"
             )
     return (

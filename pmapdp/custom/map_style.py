@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmapdp.custom.arrays import convert_split, describe
+from pmapdp.custom.arrays import convert_split, describe_shapes
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, YourCodeError, explain_errors, name_or_repr
 
@@ -50,7 +50,7 @@ class MapStyleSplit:
             self.threads = THREADS
         # The checksum of each example that was read, and 0 for the others.
         self.checksums = np.zeros(self.num_examples, np.uint32)
-        self.shapes = describe(self.read(0))
+        self.shapes = describe_shapes(self.read(0))
         for _ in range(TRIALS):
             for index in range(min(FIRST_EXAMPLES, self.num_examples)):
                 self.read(index)
@@ -84,7 +84,7 @@ class MapStyleSplit:
         with ThreadPoolExecutor(self.threads) as pool:
             examples = list(pool.map(self.read, indices.tolist()))
         for index, example in zip(indices, examples, strict=True):
-            shapes = describe(example)
+            shapes = describe_shapes(example)
             if shapes != self.shapes:
                 raise UserError(
                     f"example {index} of {self.name} data has {shapes}, and example 0 "

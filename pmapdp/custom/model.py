@@ -18,7 +18,7 @@ import jax.export
 import numpy as np
 from flax import nnx
 
-from pmapdp.custom.arrays import describe
+from pmapdp.custom.arrays import describe_shapes
 from pmapdp.custom.data import PARTS
 from pmapdp.custom.loss import (
     LINEN_ADVICE,
@@ -96,9 +96,9 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
         check_classes(task.name, outputs, examples.labels, data)
     elif not isinstance(outputs, MetricSums):
         raise UserError(
-            f"the loss of {task.name} returns {describe(outputs) or outputs}: return "
-            "sums over the examples, pmapdp.loss.MetricSums(loss=(batch.weights * "
-            "losses).sum(), correct=None, count=batch.weights.sum())"
+            f"the loss of {task.name} returns {describe_shapes(outputs) or outputs}: "
+            "return sums over the examples, pmapdp.loss.MetricSums(loss="
+            "(batch.weights * losses).sum(), correct=None, count=batch.weights.sum())"
         )
     # The built-in networks and losses are tested, so they start without a trial.
     if custom or data.augment is not None:
@@ -139,13 +139,14 @@ def explain_call(task: Task, examples: Batch, cause: str) -> YourCodeError:
         outputs = infer_shapes(task, call_model, examples)
     except Exception:
         return YourCodeError(
-            f"{task.name} does not take inputs {describe(examples.inputs)} ({cause}): "
-            f"{advise_on_inputs(task, examples.inputs)}"
+            f"{task.name} does not take inputs {describe_shapes(examples.inputs)} "
+            f"({cause}): {advise_on_inputs(task, examples.inputs)}"
         )
     return YourCodeError(
         f"the loss of {task.name} fails ({cause}): the model gives "
-        f"{describe(outputs)}, the labels are {describe(examples.labels)} and the "
-        f"weights {describe(examples.weights)}; give each example one loss, for "
+        f"{describe_shapes(outputs)}, the labels are "
+        f"{describe_shapes(examples.labels)} and the weights "
+        f"{describe_shapes(examples.weights)}; give each example one loss, for "
         "example by losses.mean(1)"
     )
 
@@ -169,7 +170,8 @@ def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
     if not (is_matrix and are_classes):
         raise UserError(
             "a classifier gives logits [n, C] and has whole numbers [n] as labels, but "
-            f"{name} gives {describe(logits)} and the labels are {describe(labels)}: "
+            f"{name} gives {describe_shapes(logits)} and the labels are "
+            f"{describe_shapes(labels)}: "
             "of one-hot rows give labels.argmax(1), of a column labels[:, 0], of whole "
             "floats labels.astype('int32'), and for other labels a loss of your own"
         )
