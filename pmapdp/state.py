@@ -8,7 +8,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ class Task:
 
     Attributes:
         model: Built, its arrays on the host.
-        optimizer: Optax's update rule. The default is enough to evaluate.
+        optimizer: Optax's update rule.
         seed: The seed of the dropout masks.
         dtype: The type of the computation.
         loss: A function of (model, batch) that returns `MetricSums`.
@@ -62,7 +62,7 @@ class Task:
     """
 
     model: nnx.Module
-    optimizer: optax.GradientTransformation = field(default_factory=optax.set_to_zero)
+    optimizer: optax.GradientTransformation
     seed: int = 0
     dtype: str = "float32"
     loss: Callable[..., Any] = cross_entropy

@@ -11,6 +11,7 @@ from pathlib import Path
 import entry
 import jax.numpy as jnp
 import numpy as np
+import optax
 import points
 import pytest
 from archives import pack, unpack
@@ -205,7 +206,7 @@ class Answers(nnx.Module):
 def exported(model, inputs, **metadata):
     """A model, untrained, in model.zip."""
     custom = {"loss": type(model).loss} if hasattr(model, "loss") else {}
-    task = Task(model, classifies=not custom, **custom)
+    task = Task(model, optax.identity(), classifies=not custom, **custom)
     labels = np.zeros(len(inputs), np.float32 if custom else np.int32)
     export_model(
         task,
