@@ -32,10 +32,9 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         return jax.device_put(state, replicated)
 
     def place_batch(batch: Batch) -> Batch:
-        N = mesh.local_mesh.size
-        return place(
-            jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch), split
-        )
+        N = mesh.local_mesh.size  # the devices of this process
+        shards = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
+        return place(shards, split)
 
     # The step
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
