@@ -121,8 +121,8 @@ def make_job(
     local_devices = choose_devices(number)  # starts JAX's devices
     devices = extend_to_all_processes(local_devices)
 
-    # config.json names a function from Python by its name, and one from a file as
-    # FILE.py:NAME. So `custom` has both, and `from_python` has only the former.
+    # The configuration already names your parts that are in files. `complete_config`
+    # adds the names of those from Python, so they're kept apart.
     from_python = custom or CustomParts()
     custom = load_custom_parts(config, from_python)
     data = read_data(config, custom, processes)
