@@ -84,7 +84,7 @@ def module_of(name):
 
 
 def test_the_core_imports_only_what_is_on_the_reading_list():
-    """The list is in `pmapdp/__init__.py`. All parts meet in `job.py` and `train.py`."""
+    """The list is in `pmapdp/__init__.py`. All parts meet in job.py and train.py."""
     core = modules_on_the_reading_list() - {"pmapdp.job", "pmapdp.train"}
     packages = {name.rpartition(".")[0] for name in core}
     wrong = []
