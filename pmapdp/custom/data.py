@@ -75,14 +75,12 @@ def find_classes(train: Any) -> tuple[str, ...]:
 
 def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
     """Make a `Split`, `Texts` or `MapStyleSplit`. Messages call the part `name`."""
-    if type(part) is tuple and len(part) in (2, 3):
-        part = Split(*part)
     if isinstance(part, Texts):
         # Texts become inputs once the model is known. Numbers stand for them here.
         numbered = Split(np.arange(len(part.texts)), part.labels)
         return Texts(part.texts, convert_split(name, numbered, classes).labels)
-    if isinstance(part, Split):
-        return convert_split(name, part, classes)
+    if isinstance(part, tuple) and len(part) in (2, 3):  # also a `Split`
+        return convert_split(name, Split(*part), classes)
     is_map_style = hasattr(part, "__len__") and hasattr(part, "__getitem__")
     if is_map_style and not isinstance(part, Mapping | str | bytes):
         return MapStyleSplit(part, name, classes)

@@ -5,6 +5,7 @@ from functools import partial
 from importlib import import_module
 from inspect import isfunction
 from threading import Barrier
+from typing import NamedTuple
 
 import jax
 import ml_dtypes
@@ -50,8 +51,16 @@ class MapStyle:
         return Tensor(INPUTS[index]), int(LABELS[index])
 
 
+class Pair(NamedTuple):
+    """Inputs and labels in a tuple of your own."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+
+
 FORMS = {
     "tuple": lambda folder: (INPUTS, LABELS),
+    "named tuple": lambda folder: Pair(INPUTS, LABELS),
     "memory-mapped": lambda folder: (
         np.memmap(folder / "x", np.float32, "w+", shape=(N, 6)).__iadd__(INPUTS),
         LABELS,
