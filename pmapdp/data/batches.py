@@ -92,7 +92,7 @@ class Batches:
         """Split the examples of a batch over devices and micro-batches, and pad them.
 
         Returns:
-            Indices `[local N, K, m]`, in which -1 stands for padding.
+            Indices `[local N * K * m]`, in which -1 stands for padding.
         """
         N = self.devices
         m = self.rows_per_device
@@ -104,14 +104,14 @@ class Batches:
             padded = np.full(N * m, -1, np.int32)
             padded[: len(part)] = part
             rows[:, k] = padded.reshape(N, m)
-        return rows[self.local_shards.start : self.local_shards.stop]
+        return rows[self.local_shards.start : self.local_shards.stop].reshape(-1)
 
     def read_batch(self, indices: np.ndarray) -> Batch:
         """Read the examples of `indices`, at most `batch_size`, as a batch.
 
         Padding is a copy of example 0 with weight 0.
         """
-        rows = self.split_and_pad(indices).reshape(-1)  # [N * K * m]
+        rows = self.split_and_pad(indices)
         weights = (rows >= 0).astype(self.weight_dtype)
         # Padding is a real example. The loss of zeros might be NaN, and 0 times NaN is
         # NaN.
