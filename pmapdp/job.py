@@ -289,17 +289,17 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
     One that is larger than the data is refused.
     """
     name = "global_batch_size"
-    times = 1
+    multiplier = 1
     if config.per_device_batch_size:
         name = "per_device_batch_size"
-        times = shards
-    setting = getattr(config, name) or min(64, examples)
-    size = setting * times
+        multiplier = shards
+    value = getattr(config, name) or min(64, examples)
+    size = value * multiplier
     if size > examples:
         raise UserError(
-            f"{flag(name, setting)} on {shards} device(s) takes {size} examples an "
+            f"{flag(name, value)} on {shards} device(s) takes {size} examples an "
             f"update, but the training set has {examples}: use at most "
-            f"{flag(name, examples // times)}"
+            f"{flag(name, examples // multiplier)}"
         )
     if config.accumulate > size:
         raise UserError(
