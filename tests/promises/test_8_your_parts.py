@@ -91,7 +91,8 @@ RULE = {
         optax.clip_by_global_norm(0.1), optax.lion(schedule)
     )
 }
-RATE = {"schedule": lambda step: 0.01 * 0.9**step}
+# A schedule of yours replaces the learning rate, which therefore keeps its default.
+RATE = {"schedule": lambda step: 0.01 * 0.9**step, "learning_rate": 5e-3}
 PARTS = {
     "model, loss, weighted data and optimizer": {
         "model": OfDictionary,
