@@ -41,8 +41,8 @@ def check_optimizer(
     """Refuse an optimizer that fails on these parameters, or ignores the schedule."""
     if isinstance(optimizer, optax.GradientTransformation):
         raise UserError(
-            "the optimizer is built already: give the function that makes it, as in "
-            "optimizer=optax.adam, and its learning rate by --learning-rate"
+            "the optimizer is built already: give the function that makes it, and its "
+            "learning rate apart, as in optimizer=optax.adam and --learning-rate 0.001"
         )
     name = f"optimizer={name_or_repr(optimizer)}"
     advice = (

@@ -241,6 +241,10 @@ VALUES = [
     ),
     (
         {"optimizer": optax.adam(0.1)},
+        r"built already: .* as in optimizer=optax.adam and learning_rate=0.001",
+    ),
+    (
+        {"optimizer": lambda schedule: schedule},
         r"optimizer=.* fails .*: give a function .* optimizer=optax.lion",
     ),
     (
