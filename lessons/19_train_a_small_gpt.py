@@ -20,7 +20,7 @@
 # it again in two processes, kill both, and let a single device continue. How close are the two runs' losses?
 #
 # **You will** write three places where the parts meet, read the trainer around them, break one of them, and guard a run
-# against changed settings. 22 minutes, 52 with exercises, and another 17 to read the program, whose runs take two to five
+# against changed settings. 24 minutes, 54 with exercises, and another 17 to read the program, whose runs take two to five
 # minutes on two cores. You need lessons [08](08_keep_dropout_and_metrics_exact.ipynb),
 # [13](13_more_batch_than_memory.ipynb), [14](14_survive_a_kill.ipynb), [16](16_born_sharded.ipynb) and
 # [17](17_many_processes.ipynb). One word, bfloat16, is from [20](20_fit_a_larger_network.ipynb).
