@@ -39,9 +39,18 @@ class UserError(Exception):
     Messages name settings by their flags, as in `--epochs 5`. Commands print them like
     this, and end with `status`. Python shows `str(error)`, which has the names of the
     settings in Python instead, as in `epochs=5`.
+
+    Args:
+        message: The message.
+        quote: Words of another error that the message repeats. They stay as they are,
+            because a flag in them isn't ours.
     """
 
     status = 2
+
+    def __init__(self, message: str, quote: str = ""):
+        super().__init__(message)
+        self.quote = in_one_line(quote)
 
     @property
     def message(self) -> str:
@@ -49,7 +58,10 @@ class UserError(Exception):
         return in_one_line(super().__str__())
 
     def __str__(self) -> str:
-        return flags_to_arguments(self.message)
+        if not self.quote:
+            return flags_to_arguments(self.message)
+        before, quote, after = self.message.partition(self.quote)
+        return flags_to_arguments(before) + quote + flags_to_arguments(after)
 
 
 class YourCodeError(UserError):
@@ -179,7 +191,9 @@ def explain_errors(
         raise
     # NumPy, zipfile, gzip and Pillow alone have many classes for damaged bytes.
     except Exception as error:
-        raise error_class(f"{failure} ({first_line(error)}): {advice}") from error
+        reason = first_line(error)
+        message = f"{failure} ({reason}): {advice}"
+        raise error_class(message, quote=reason) from error
 
 
 def name_or_repr(value: Any) -> str:

@@ -188,9 +188,11 @@ def load_from_file(name: str) -> Callable[..., Any]:
             exec(code, vars(module))
         # A script that ends itself would look like a command that is done.
         except (Exception, SystemExit) as error:
+            reason = first_line(error)
             raise YourCodeError(
-                f"{path} fails ({type(error).__name__}: {first_line(error)}): "
-                "correct it where the traceback ends"
+                f"{path} fails ({type(error).__name__}: {reason}): "
+                "correct it where the traceback ends",
+                quote=reason,
             ) from error
     value = getattr(module, attribute, None)
     if not callable(value):

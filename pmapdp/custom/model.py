@@ -140,14 +140,16 @@ def explain_call(task: Task, examples: Batch, cause: str) -> YourCodeError:
     except Exception:
         return YourCodeError(
             f"{task.name} does not take inputs {describe_shapes(examples.inputs)} "
-            f"({cause}): {advise_on_inputs(task, examples.inputs)}"
+            f"({cause}): {advise_on_inputs(task, examples.inputs)}",
+            quote=cause,
         )
     return YourCodeError(
         f"the loss of {task.name} fails ({cause}): the model gives "
         f"{describe_shapes(outputs)}, the labels are "
         f"{describe_shapes(examples.labels)} and the weights "
         f"{describe_shapes(examples.weights)}; give each example one loss, for "
-        "example by losses.mean(1)"
+        "example by losses.mean(1)",
+        quote=cause,
     )
 
 

@@ -294,6 +294,19 @@ def test_what_would_break_a_promise_is_one_sentence(values, sentence):
     assert "\n" not in str(error.value)
 
 
+def test_flags_in_an_error_of_your_model_stay_as_they_are():
+    advice = "run nvidia-smi --query-gpu driver_version --format csv,noheader"
+
+    class NoDriver(Net):
+        def __call__(self, x):
+            raise RuntimeError(advice)
+
+    with pytest.raises(UserError, match="NoDriver does not take inputs") as error:
+        run(NoDriver)
+    assert f"({advice})" in str(error.value)
+    assert f"({advice})" in error.value.message
+
+
 @pytest.mark.parametrize("row", [0, -1])
 def test_a_model_that_scales_by_the_largest_input_of_a_batch_is_refused(row):
     """That input is in the first half of the trial, or in the second."""
