@@ -22,7 +22,7 @@
 # trust it.
 #
 # **You will** explain a ring all-reduce, predict its time and compare it with measured ones, and use JAX's collectives:
-# `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 23 minutes, 43 with exercises. You
+# `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 24 minutes, 44 with exercises. You
 # need [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
