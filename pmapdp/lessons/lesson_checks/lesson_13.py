@@ -10,6 +10,7 @@ from pmapdp.collectives import collectives
 from pmapdp.lessons.checks import close, mesh_of, refuse, require
 
 N, K, D = 4, 3, 5  # devices, micro-batches, features
+H = 256  # activations of an example: many more than its features, so they show in the plan
 
 
 def global_gradient(answer):
@@ -21,6 +22,7 @@ def global_gradient(answer):
     rows = 2 * K  # of a device
     x = random.normal(size=(N * rows, D)).astype(np.float32)
     w = random.normal(size=D).astype(np.float32)
+    scales = np.linspace(0.5, 1.5, H, dtype=np.float32)
     row_counts = []
 
     @jax.custom_batching.custom_vmap
@@ -34,7 +36,8 @@ def global_gradient(answer):
         return x, is_batched[0]
 
     def loss(w, x):
-        return jnp.square(jnp.tanh(count(x) @ w) - 1).mean()
+        activations = jnp.tanh(jnp.outer(count(x) @ w, scales))  # [rows, H]
+        return jnp.square(activations - 1).mean()
 
     mapped = jax.shard_map(
         lambda w, x: answer(loss, w, x, K)[None],
@@ -82,13 +85,23 @@ def global_gradient(answer):
         "right, but without a scan the compiler may run all forward passes first, and "
         "then it keeps the activations of all rows: loop in a scan",
     )
-    program = jax.jit(mapped).lower(w, x).compile().as_text()
+    compiled = jax.jit(mapped).lower(w, x).compile()
+    program = compiled.as_text()
     loops = program.partition("ENTRY")[0]  # the body of a loop comes first
     require(
         not collectives(loops),
         "right, but the devices communicate in every round of your loop: in the loop "
         "add up this device's gradients (cast w first, as in lesson 10), and "
         "average after it",
+    )
+    planned = compiled.memory_analysis().temp_size_in_bytes
+    of_all_rounds = rows * H * 4
+    require(
+        planned < of_all_rounds,
+        f"right, but the plan has {planned:,} bytes of temporary arrays, and the "
+        f"activations of all {rows} rows take {of_all_rounds:,}. If jax.grad is around "
+        "the scan, the scan keeps the activations of all its rounds: call jax.grad in "
+        "each round, and add up gradients",
     )
     calls = sum(collective.count for collective in collectives(program))
     require(calls == 1, f"right, but with {calls} collectives in place of one")

@@ -20,6 +20,16 @@ GATHERED = f"""{CAST}
     K = K * lax.axis_size("data")"""
 OF_MEAN_LOSS = (GRADIENT, 'jax.grad(lambda w: lax.pmean(loss(w, rows), "data"))(w)')
 IN_PYTHON = (SCAN, PYTHON_LOOP.replace("jax.grad(loss)(w, rows)", OF_MEAN_LOSS[1]))
+LOSSES = """def total_loss(w):
+        def add_loss(total, rows):
+            return total + loss(w, rows), None
+
+        zero = lax.pcast(jnp.float32(0), "data", to="varying")
+        return lax.scan(add_loss, zero, x.reshape(K, -1, x.shape[1]))[0]
+
+    total = jax.grad(total_loss)(w)"""
+RECOMPUTED = LOSSES.replace("loss(w, rows)", "jax.checkpoint(loss)(w, rows)")
+MAPPED_LOSSES = f"total = jax.grad(lambda w: lax.map(lambda rows: loss(w, rows), {MICRO_BATCHES}).sum())(w)"
 
 WRONG = {
     "global_gradient": [
@@ -44,6 +54,8 @@ WRONG = {
         ("has the shape (5,)", MEAN, f"{MEAN}.sum()"),
         ("Under jax.vmap", SCAN, ALL_AT_ONCE),
         ("the rows of all others", CAST, GATHERED, MEAN, "total / K"),
+        ("jax.grad is around the scan", SCAN, LOSSES),
+        ("jax.grad is around the scan", SCAN, MAPPED_LOSSES),
         ("without a scan", SCAN, PYTHON_LOOP),
         ("without a scan", CAST, "", *IN_PYTHON, MEAN, "total / K"),
         (
@@ -86,6 +98,7 @@ RIGHT = {
     "global_gradient": [
         (SCAN, FORI_LOOP),
         (SCAN, MAPPED),
+        (SCAN, RECOMPUTED),
         (MEAN, 'lax.all_gather(total / K, "data").mean(0)'),
     ],
     "join_rows": [
