@@ -20,7 +20,7 @@
 # obvious place is a trap, and no error tells you.
 #
 # **You will** accumulate gradients, see what fills the memory, count what the devices send each other, and see why
-# batch norm is an exception. 22 minutes, 42 with exercises. You need
+# batch norm is an exception. 24 minutes, 44 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
 
@@ -45,15 +45,15 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # How much is that? Your two-layer network keeps next to nothing, so this lesson measures one that has 12 layers of
 # width 128. The compiler plans each device's memory before anything runs, and `memory_analysis()` shows you the plan.
-# We look at its temporary arrays. The weights aren't among them, because they are arguments, and the gradients of the
-# weights aren't either, because they are results.
+# We look at its temporary arrays. The plan counts the weights separately, because they are arguments, and the gradients
+# of the weights, because they are results.
 
 # %%
 mesh = Mesh(jax.devices(), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 random = np.random.default_rng(0)
 layers = tuple(random.normal(0, 128**-0.5, (12, 128, 128)).astype(np.float32))
-big_batch = tuple(random.normal(size=(2, 8192, 128)).astype(np.float32))  # inputs and targets
+big_batch = tuple(random.normal(size=(2, 16384, 128)).astype(np.float32))  # inputs and targets
 
 
 def deep_loss(layers, batch):
@@ -74,7 +74,7 @@ def temp_megabytes(program):
 
 
 # %% [markdown]
-# Each of the eight devices gets 1,024 of the 8,192 examples, and each number takes 4 bytes.
+# Each of the eight devices gets 2,048 of the 16,384 examples, and each number takes 4 bytes.
 #
 # **Predict:** how many megabytes of activations does a device keep?
 
@@ -85,8 +85,8 @@ print(f"planned: {temp_megabytes(whole_batch):.1f} MB")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The plan has one more array of 1,024 x 128 numbers, and
-# that's the other 0.5 MB. It holds the gradient that the backward pass hands on from layer to layer.
+# 12 layers x 2,048 examples x 128 numbers x 4 bytes is 12.6 MB. The plan has one more array of 2,048 x 128 numbers, which
+# accounts for the remaining 1.0 MB. It holds the gradient that the backward pass hands on from layer to layer.
 #
 # </details>
 #
@@ -124,14 +124,16 @@ print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequ
 #
 # include the difference of 09_jit.py and 13_accumulate.py
 #
-# `accumulate` runs a function on one micro-batch after another and sums the results. It does this inside a `shard_map`,
-# where the function only gets one device's 16 rows. So each device cuts its own rows into four micro-batches of four,
-# and all devices work all the time. They communicate once, after the loop. That's what `no_sync` is for in PyTorch.
+# `accumulate` runs a function on one micro-batch after another and sums the results. Inside the `shard_map`, `add_up` sees
+# only its device's 16 rows. So each device cuts its own rows into four micro-batches of four, and all devices work all
+# the time. They communicate once, after the loop. That's what `no_sync` is for in PyTorch.
 #
 # - In a Python loop the compiler may run all forward passes first, and then nothing is saved. A `scan` runs its rounds
 #   one after another.
 # - You know the `pcast` from lesson 10. Without it, `jax.grad` itself would all-reduce, in each of the K rounds.
-# - The sums start at 0. For that you need their shapes, and `eval_shape` finds them without computing anything.
+# - The sums start at 0. For that you need their shapes, and `eval_shape` finds them without computing anything. It comes
+#   after the cast, because it also finds that the sums vary from device to device, and `zeros_like` marks its zeros as
+#   varying, too. A scan that starts from plain `jnp.zeros` would be refused, as you saw in lesson 10.
 # - The `assert` stops a K that doesn't divide a device's rows. Without it, you'd get an error from the `reshape` that
 #   doesn't mention K.
 
@@ -166,13 +168,26 @@ lesson_13.memory_over_time({f"K = {count}": program for count, program in progra
 #
 # Not quite, because a loop needs something that doesn't shrink: the sum of the gradients so far. It's as large as the
 # weights, 0.8 MB. The rest does halve. In a loop it's 14 arrays, the 13 from above and a copy of the micro-batch's
-# inputs. With K = 4 each of them has 256 x 128 numbers, so they take 1.8 MB, and with the sum that's 2.6 MB.
+# inputs:
+#
+# | K | rows of a micro-batch | 14 arrays | the sum | together |
+# | --- | --- | --- | --- | --- |
+# | 2 | 1,024 | 7.3 MB | 0.8 MB | 8.1 MB |
+# | 4 | 512 | 3.7 MB | 0.8 MB | 4.5 MB |
+#
+# This sum holds as long as one of the 14 arrays is larger than one weight. From K = 16 on it isn't, and the plan is even
+# smaller than the sum says.
 #
 # The picture is a sketch from the compiler's list of instructions. It adds up the arrays that are in use after each
-# one, so its horizontal axis isn't time. Each hill is one micro-batch, and the floor under the hills is the sum. Behind
-# the hill of K = 1 you see the finished gradients, which the plan counts as results.
+# one, so its horizontal axis isn't time. Each hill is one micro-batch, and the floor under the hills is the sum.
+# To the right of the hill of K = 1 you see the finished gradients, and the last ramp is a copy of them in the layout of
+# the results. The plan counts both as results.
 #
 # </details>
+#
+# Your program calls `jax.grad` in every round. You could also accumulate the losses, and take `jax.grad` of their sum.
+# The gradient is the same, but now the backward pass starts after the last round, so the scan keeps the activations of
+# all rounds. With K = 4 that takes more than twice as much memory as the whole batch did.
 #
 # That's XLA's plan for CPUs. A GPU's plan will differ, but it has to hold the same two parts: activations that shrink
 # with K, and a sum of gradients that doesn't.
@@ -235,7 +250,7 @@ lesson_13.work_of_a_device(work)
 #
 # They repeat the work of the other two. The rows of a micro-batch are on two devices, so the compiler copies each half
 # to four devices, and those four do identical work. Your eight devices are no faster than two. The copies also take
-# memory: 11.6 MB, more than if you hadn't cut at all. And nothing warns you, because the gradient is correct.
+# memory: 23.1 MB, more than if you hadn't cut at all. And nothing warns you, because the gradient is correct.
 #
 # </details>
 #
@@ -245,28 +260,32 @@ lesson_13.work_of_a_device(work)
 # [pass](https://github.com/openxla/xla/blob/16569562fc04a1d1eadcd6a79f2269c1ccf4c421/xla/service/while_loop_all_reduce_code_motion.h)
 # that can move such an all-reduce behind the loop. We haven't tried it, so count the all-reduces of your own program.
 #
-# The rule behind this: **a micro-batch needs rows of every device.** In a `shard_map`, as in every pmap step, that
-# comes by itself. There `x.reshape(K, -1, ...)` cuts one device's rows, and no row moves.
+# The rule behind this: **a micro-batch needs rows of every device.** In a `shard_map`, as in every pmap step, you
+# get that for free. There `x.reshape(K, -1, ...)` cuts one device's rows, and no row moves.
 #
 # ## Batch norm sees the micro-batch
 #
-# One layer breaks all this. Batch norm subtracts the batch's mean and divides by its standard deviation, so it matters
-# which examples come together. Normalize [0, 1], and then [2, 3]. Each becomes [-1, 1], so 0 and 2 now look the same, in
+# All this breaks where examples meet before the loss is summed. Batch norm subtracts the batch's mean and divides by its
+# standard deviation, so the result depends on which examples share a batch. Normalize [0, 1], and then [2, 3]. Each becomes [-1, 1], so 0 and 2 now look the same, in
 # PyTorch as in pmapdp. With batch norm, K is part of the recipe. And if the devices share their moments, as in lesson
-# 07, they all-reduce them in every round.
+# 07, they all-reduce them in every round. A contrastive loss, which compares each example with the others of its batch,
+# changes with K, too.
 #
-# Group norm and layer norm look at one example at a time, so they don't notice. Nor does dropout, if you make a key for
-# each example *before* the cut, as in lesson 08, and cut the keys along with the rows.
+# Group norm and layer norm look at one example at a time, so they don't notice. Dropout doesn't notice either, if you
+# make a key for each example *before* the cut, as in lesson 08. Then you cut the keys along with the rows.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
-array_megabytes = 1024 * 128 * 4 / 1e6  # of one layer's activations, K = 1
+array_megabytes = 2048 * 128 * 4 / 1e6  # of one layer's activations, K = 1
 weights_megabytes = 12 * 128 * 128 * 4 / 1e6
-for count, program in programs.items():
+gradient_sum = functools.partial(accumulate, jax.grad(deep_loss), K=8)
+for count, program in (programs | {8: compile_for_devices(gradient_sum)}).items():
     arrays = 13 if count == 1 else 14 / count
     sum_of_gradients = 0 if count == 1 else weights_megabytes
     expected = arrays * array_megabytes + sum_of_gradients
     np.testing.assert_allclose(temp_megabytes(program), expected, rtol=0.01)
+gradient_sum = functools.partial(accumulate, jax.grad(deep_loss), K=16)
+assert temp_megabytes(compile_for_devices(gradient_sum)) < expected / 2
 # Half of the layers need half of the activations, and the one array that goes back.
 half_deep = compile_for_devices(jax.grad(deep_loss), layers[:6])
 np.testing.assert_allclose(temp_megabytes(half_deep), 7 * array_megabytes, rtol=0.01)
@@ -282,12 +301,31 @@ expected = 14 / 4 * array_megabytes + weights_megabytes / 12
 np.testing.assert_allclose(temp_megabytes(one_sum), expected, rtol=0.01)
 
 
+def scanned_losses(layers, batch):
+    return accumulate(deep_loss, layers, batch, K=4)
+
+
+scanned = compile_for_devices(jax.grad(scanned_losses))
+assert temp_megabytes(scanned) > 2 * temp_megabytes(whole_batch)
+for found, expected in zip(scanned(layers, big_batch), whole_batch(layers, big_batch), strict=True):
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
 def synchronized_loss(layers, batch):  # a layer whose mean is taken over all devices
     x, targets = batch
     x = x @ layers[0]
     return jnp.square(x - jax.lax.pmean(x.mean(0), "data") - targets).sum()
 
 
+def contrastive_loss(layers, batch):  # each example against the others of its batch
+    x, targets = batch
+    similarities = jnp.tanh(x @ layers[0]) @ targets.T / 128**0.5
+    return -jnp.trace(jax.nn.log_softmax(similarities))
+
+
+few_examples = jax.tree.map(lambda x: x[:128], big_batch)
+contrasted = [accumulate(contrastive_loss, layers, few_examples, K) for K in (1, 4)]
+assert not np.isclose(*contrasted, rtol=0.1)
 synchronized = compile_for_devices(
     functools.partial(accumulate, jax.grad(synchronized_loss), K=4)
 )
@@ -301,7 +339,7 @@ outputs = [program(layers, big_batch) for program in (*programs.values(), *scans
 for gradients in outputs:
     for found, expected in zip(gradients, outputs[0], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
-assert 11 < temp_megabytes(scans["neighbours"]) < 12
+assert 23 < temp_megabytes(scans["neighbours"]) < 24
 assert temp_megabytes(scans["every_fourth"]) < 0.6 * temp_megabytes(whole_batch)
 runs = {
     name: [each.runs for each in collectives(scan.as_text()) if each.kind == "all-reduce"]
@@ -367,7 +405,8 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # - Cut in a `shard_map`, or under pmap: there each device cuts its own rows, and you all-reduce once, after the loop.
 # - If you cut under jit, use `reshape(-1, K)` and a swap, so that every micro-batch has rows of every device. XLA for
 #   CPUs then all-reduces in every round. On GPUs count it in your own program.
-# - Accumulation saves memory, usually costs a little time, and leaves the gradients the same, except with batch norm.
+# - Accumulation saves memory, usually costs a little time, and leaves the gradients the same, except where examples
+#   meet, as in batch norm and in contrastive losses.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

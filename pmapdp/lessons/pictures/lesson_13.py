@@ -55,7 +55,7 @@ def work_of_a_device(work: dict[str, float]) -> None:
 
 @drawing.picture
 def memory_over_time(programs: dict[str, Any]) -> None:
-    """Memory of one device after each instruction of an update: one high hill for the whole batch, K lower hills on a floor with K micro-batches."""
+    """Memory of one device after each instruction of an update: one high hill for the whole batch, and then a floor and a ramp, the gradients and a copy of them; with K micro-batches K lower hills on a floor, the sum of the gradients."""
     _, grid = plt.subplots(
         1, len(programs), figsize=(7, 2), sharey=True, layout="constrained"
     )
