@@ -16,12 +16,13 @@
 # # 04. Map over devices
 #
 # `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
-# its own: `pmap`. In lesson 00 each device worked alone, so the glider never left device 0. For a test that's fine,
-# because each device can score its own part of the data. But with `pmap` you also make a promise that JAX never checks.
-# If you break it, you get a wrong number and no error.
+# its own: `pmap`. One Python process drives all eight devices, so unlike in PyTorch, there's no `torchrun` and there are
+# no ranks. In lesson 00 each device worked alone, so no device ever saw a neighbour's data. For evaluation that's fine,
+# because each device can score its own part of the data. But with `out_axes=None` you promise that all devices return
+# the same, and JAX never checks it. If you break the promise, you get a wrong number and no error.
 #
-# **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and test
-# lesson 03's network on eight devices. 20 minutes, 45 with exercises. You need [00 Meet your
+# **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
+# evaluate lesson 03's network on eight devices. 20 minutes, 45 with exercises. You need [00 Meet your
 # devices](00_meet_your_devices.ipynb) and [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
 #
 # <details><summary>Should you still use <code>pmap</code>?</summary>
@@ -75,9 +76,10 @@ for shard in dots.addressable_shards:
 #
 # </details>
 #
-# `pmap` gives each device at most one row. If you pass six, two devices stay idle, without a warning. Nine are an
-# error, and so are sixteen: `cannot select an axis to squeeze out which has size not equal to one`. Reshape `[16, 10]`
-# to `[8, 2, 10]`. Then each device gets two rows, and your function sees `[2, 10]`.
+# `pmap` gives each device at most one row. If you pass six, two devices stay idle, without a warning. Nine are an error:
+# `array axis 0 is partitioned 8 times, but the dimension size is 9`. Sixteen are an error, too, but its message is
+# `cannot select an axis to squeeze out which has size not equal to one`. Reshape `[16, 10]` to `[8, 2, 10]`. Then each
+# device gets two rows, and your function sees `[2, 10]`.
 
 # %%
 lesson_04.dot_products(xs.sum(1))
@@ -92,7 +94,7 @@ lesson_04.dot_products(xs.sum(1))
 #
 # - A **mesh** is an array of devices with named axes. Ours is a row of eight devices, and its axis is `"data"`.
 # - A **partition spec** says how to cut an array. It has one entry for each array axis: the mesh axis that cuts it, or
-#   `None`. You may leave out `None` at the end. `PartitionSpec("data")` cuts the first axis into eight parts.
+#   `None`. Trailing `None`s can be dropped. `PartitionSpec("data")` cuts the first axis into eight parts.
 #   `PartitionSpec()` cuts nothing, so each device gets the whole array: it's **replicated**.
 #
 # Together they make a `NamedSharding`, and `jax.device_put(x, sharding)` puts an array there, or all arrays of a
@@ -116,7 +118,7 @@ lesson_04.mesh_and_specs()
 # ## A network on eight devices
 #
 # Now half of your program can move to eight devices. Training has to wait for lesson 05, where the devices talk to each
-# other. In a test, each device counts its own correct answers, and the host adds up the eight counts.
+# other. In evaluation, each device counts its own correct answers, and the host adds up the eight counts.
 #
 # 1. `sums_on_devices` (10 minutes): `eval_step(state, batch)` returns a dictionary of sums over a batch, such as the
 #    number of correct answers. `batch` is a tuple of NumPy arrays with B rows each. B is a multiple of N, the number of
@@ -150,8 +152,8 @@ verdict = check("04_map_over_devices", "sums_on_devices", sums_on_devices)
 # JAX says `Array has been deleted`.
 #
 # The next cell is the whole program, so you can skip its code. It prints lesson 03's test losses and accuracies, up to
-# rounding. If the check has accepted your `sums_on_devices`, the cell below it tests the trained network with it. You
-# should see the last test loss again.
+# rounding. The cell after the program evaluates the trained network again, with your `sums_on_devices` if the check has
+# accepted it. You should see the last test loss again.
 
 # %% tags=["take-home"]
 # include program/04_evaluate.py
@@ -185,7 +187,7 @@ lesson_04.last_batch(is_correct, weights)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 16, 8 and none, because device d gets the rows from 16 d on, and the last 24 rows are padding. In the picture a dot is
+# 16, 8 and none, because device d gets rows 16 d to 16 d + 15, and the last 24 rows are padding. In the picture a dot is
 # a correct answer, a cross is a wrong one, and a dash is padding. Device 7's own accuracy would be 0 / 0. So don't take
 # the mean of eight accuracies. Add up the sums and the counts. That's why `loss_sums` returns both.
 #
@@ -221,7 +223,8 @@ for name, call in calls.items():
 #
 # An argument with `in_axes=None` is copied, committed or not, and that's the trap. In every call, JAX copies the array
 # from device 5 to the seven others, and nobody tells you. That's why you place the state on all devices, once. If you
-# suspect a copy, wrap the call in `with jax.transfer_guard_device_to_device("disallow"):`. Then it's an error.
+# suspect a copy, place the batch first, and wrap the call in `with jax.transfer_guard("disallow"):`. Then a copy is an
+# error, whether the model comes from another device or from NumPy.
 #
 # </details>
 #
@@ -243,8 +246,8 @@ lesson_04.one_label_for_eight_rows(lie)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Row 0. JAX reads the copy on device 0, and takes your word for it that the others are equal. In lesson 05 a whole
-# training run ends like this. With the next exercise you'd notice.
+# Row 0. JAX reads the copy on device 0, and takes your word for it that the others are equal. Lesson 05
+# shows a whole training run that fails this way. Exercise 2 builds the detector.
 #
 # </details>
 #
@@ -296,12 +299,12 @@ assert np.array_equal(lie, xs[0])
 assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 
 
-def is_refused(compute):
-    """Return True if JAX raises an error instead of moving or reading arrays."""
+def is_refused(compute, message=""):
+    """Return True if JAX raises an error with this message, instead of moving or reading arrays."""
     try:
         compute()
-    except (ValueError, RuntimeError):
-        return True
+    except (ValueError, RuntimeError) as error:
+        return message in str(error)
     return False
 
 
@@ -310,18 +313,23 @@ donated_state = jax.tree.map(jnp.copy, state)
 late_copies = place_state(donated_state)
 train_step(donated_state, batch)
 assert is_refused(lambda: np.asarray(late_copies[0].output.kernel[...]))
-assert is_refused(lambda: jax.pmap(jnp.sum)(np.ones((9, 10))))
-assert is_refused(lambda: jax.pmap(jnp.sum)(np.ones((16, 10))))
+indivisible = "array axis 0 is partitioned 8 times, but the dimension size is 9"
+assert is_refused(lambda: jax.pmap(jnp.sum)(np.ones((9, 10))), indivisible)
+two_rows = "cannot select an axis to squeeze out which has size not equal to one"
+assert is_refused(lambda: jax.pmap(jnp.sum)(np.ones((16, 10))), two_rows)
 assert [is_refused(call) for call in calls.values()] == [True, True, False]
-with jax.transfer_guard_device_to_device("disallow"):
-    assert is_refused(calls["give all devices the same"])
-    assert not is_refused(lambda: jax.pmap(jnp.dot, in_axes=(None, 0))(w, xs))
+dot_with_rows = jax.pmap(jnp.dot, in_axes=(None, 0))
+model_on_5, model_in_numpy = on_5[0], np.ones(10, np.float32)
+with jax.transfer_guard("disallow"):
+    assert is_refused(lambda: dot_with_rows(model_on_5, rows), "device-to-device")
+    assert is_refused(lambda: dot_with_rows(model_in_numpy, rows), "host-to-device")
+    assert not is_refused(lambda: dot_with_rows(w, rows))
 
 # %% [markdown]
 # ## Take away
 #
-# - `pmap` gives each device its row, runs one program on all of them, and stacks the results. `None` means the same on
-#   every device.
+# - `pmap` gives each device its row, runs one program on all of them, and stacks the results. An argument
+#   with `None` in `in_axes` goes to every device as a whole.
 # - A mesh and a partition spec say where an array lives. Place your arrays once, with `jax.device_put(x, sharding)`.
 # - With `out_axes=None` you promise that all devices agree, and JAX doesn't check. To see what each of them holds, read
 #   `addressable_shards`.
