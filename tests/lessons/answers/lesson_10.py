@@ -1,17 +1,16 @@
-GRADIENT = 'jax.grad(lambda w: lax.pmean(loss(w, x), "data"))(w)'
-CAST = 'jax.grad(loss)(lax.pcast(w, "data", to="varying"), x)'
-STEP = "jax.value_and_grad(mean_loss)(params)"
-OWN, AVERAGED = (
-    "jax.value_and_grad(loss)(params, x, y)",
-    "lax.pmean(jax.value_and_grad(loss)(params, x, y), 'data')",
-)
-CAST_STEP = 'lax.pmean(jax.value_and_grad(loss)(lax.pcast(params, "data", to="varying"), x, y), "data")'
+GRADIENT = 'lax.pmean(jax.grad(loss)(local, x), "data")'
+OF_MEAN_LOSS = 'jax.grad(lambda w: lax.pmean(loss(w, x), "data"))(w)'
+STEP = 'lax.pmean(jax.value_and_grad(loss)(local, x, y), "data")'
+STEP_OF_MEAN_LOSS = """jax.value_and_grad(
+            lambda params: lax.pmean(loss(params, x, y), "data")
+        )(params)"""
+CAST_OF_STEP = 'local = lax.pcast(params, "data", to="varying")'
+OWN = "jax.value_and_grad(loss)(local, x, y)"
+TRAPPED = 'lax.pmean(jax.value_and_grad(loss)(params, x, y), "data")'
 GRADIENTS_AVERAGED = f'{OWN}\n        gradients = lax.pmean(gradients, "data")'
 UNCHECKED = ("**specs)", "**specs, check_vma=False)")
-DIVIDED_BY_8 = f"{OWN}\n        gradients = jax.tree.map(lambda g: g / 8, gradients)\n        value = lax.pmean(value, 'data')"
-PSUM_OF_CAST = CAST_STEP.replace("pmean", "psum")
+DIVIDED_BY_8 = f"{OWN.replace('local', 'params')}\n        gradients = jax.tree.map(lambda g: g / 8, gradients)\n        value = lax.pmean(value, 'data')"
 DIVIDED_BY_EIGHT = "jax.tree.map(lambda g: g / 8, jax.grad(loss)(w, x))"
-LOSS = 'lax.pmean(loss(params, x, y), "data")'
 # A shard_map that does nothing, and jit's gradient.
 BY_JIT = """loss(
                 params,
@@ -33,15 +32,15 @@ COMPILED = "jax.jit(jax.shard_map(step, mesh=mesh, **specs))"
 WRONG = {
     "fixed_gradient": [
         ("this is the trap", GRADIENT, 'lax.pmean(jax.grad(loss)(w, x), "data")'),
-        ("take the mean of the loss", "pmean", "psum"),
+        ("take the mean of the loss", GRADIENT, OF_MEAN_LOSS.replace("pmean", "psum")),
         ("a psum did so again", GRADIENT, 'lax.psum(jax.grad(loss)(w, x), "data")'),
-        ("different gradients", GRADIENT, CAST),
-        ("Either psum took the place", GRADIENT, f'lax.psum({CAST}, "data")'),
+        ("different gradients", GRADIENT, "jax.grad(loss)(local, x)"),
+        ("Either psum took the place", "pmean", "psum"),
         ("a tree like w", GRADIENT, 'lax.pmean(loss(w, x), "data")'),
         ("you divide by 8, but this check runs on 5", GRADIENT, DIVIDED_BY_EIGHT),
     ],
     "make_step": [
-        ("this is the trap", STEP, AVERAGED),
+        ("this is the trap", STEP, TRAPPED),
         ("can't be statically inferred", STEP, OWN),
         ("different parameters", STEP, OWN, *UNCHECKED),
         ("average it too", STEP, GRADIENTS_AVERAGED, *UNCHECKED),
@@ -51,7 +50,7 @@ WRONG = {
             "jax.jit(lambda p, s, x, y: (p, s, loss(p, x, y)))",
         ),
         ("return jax.jit", COMPILED, "loss"),
-        ("Either psum took the place", STEP, PSUM_OF_CAST),
+        ("Either psum took the place", "pmean", "psum"),
         ("this mesh has 5 devices", STEP, DIVIDED_BY_8),
         (
             "loss was called with 15 rows",
@@ -60,8 +59,10 @@ WRONG = {
         ),
         (
             "loss was called with 15 rows",
-            LOSS,
-            BY_JIT,
+            CAST_OF_STEP,
+            "",
+            STEP,
+            f"jax.value_and_grad(lambda params: {BY_JIT})(params)",
             COMPILED,
             "jax.jit(step, out_shardings=jax.NamedSharding(mesh, P()))",
         ),
@@ -72,12 +73,13 @@ DIVIDED = 'jax.tree.map(lambda g: g / lax.axis_size("data"), jax.grad(loss)(w, x
 
 RIGHT = {
     "fixed_gradient": [
-        (GRADIENT, f'lax.pmean({CAST}, "data")'),
+        (GRADIENT, OF_MEAN_LOSS),
         (GRADIENT, DIVIDED),
     ],
     "make_step": [
-        (STEP, CAST_STEP),
-        (STEP, AVERAGED, *UNCHECKED),
-        (STEP, OF_GRADIENT, COMPILED, "jax.jit(step)"),
+        (STEP, STEP_OF_MEAN_LOSS),
+        (STEP, TRAPPED, *UNCHECKED),
+        (CAST_OF_STEP, "", STEP, OF_GRADIENT, COMPILED, "jax.jit(step)"),
+        (COMPILED, COMPILED.replace("specs))", "specs), donate_argnums=(0, 1))")),
     ],
 }
