@@ -17,7 +17,7 @@
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
 # the compiler works that out. There's a third way, `shard_map`: you pass global arrays, as with jit, but your function
 # sees one device's rows, as with pmap. Since jax 0.8, pmap itself is built on it. You'll need `shard_map` to port a
-# pmap program, or to control what the devices send. It has a trap that raises no error, and you'll step into it on
+# pmap program, or to control what the devices send. It has a trap that raises no error, and you'll walk into it on
 # purpose.
 #
 # **You will** write the step with `shard_map`, see the trap and the ways around it, and choose between pmap, jit and
@@ -64,8 +64,8 @@ specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": Part
 # ## How much of the batch does your loss see?
 #
 # Let's take the smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the
-# mean of `w * x`. At w = 1 the loss is 7.5. Its gradient is the mean of `x`, so that's 7.5, too. `loss` appends the
-# shape of `x` to a list, because that's where the three differ.
+# mean of `w * x`. At w = 1 the loss is 7.5. Its gradient is the mean of `x`, so that's 7.5, too. `loss` records the
+# shape of the `x` that it receives, because that's where the three differ.
 
 
 # %%
@@ -128,7 +128,7 @@ lesson_10.trap()
 # The culprit is `check_vma`, which is on by default. Despite its name, it changes gradients. **vma** stands for *varying
 # manual axes*: JAX now tracks which values vary from device to device. `x` does, and `w` doesn't. Before the two are
 # multiplied, JAX casts `w` to a value that varies. In the forward pass this cast hands one weight to eight devices. In
-# the backward pass eight gradients come back to one weight, so the transpose of the cast is a `psum`. That's the
+# the backward pass eight gradients come back to one weight, so there the cast becomes a `psum`. That's the
 # all-reduce that you never see. pmap runs your step in a `shard_map` with the check off, and that's why the same line
 # was correct in lesson 05.
 #
@@ -148,7 +148,7 @@ lesson_10.trap()
 # ## Ways around it
 #
 # Once you know that `jax.grad` sums, you can let it. Average the *loss*, and each gradient shrinks to an eighth, so
-# their sum is the mean. This needs equal parts, as here.
+# their sum is the mean. That's correct only if all devices have equally many examples, as here.
 #
 # Or you stop `jax.grad` from summing. You make the cast yourself, before `jax.grad`: `lax.pcast(w, "data",
 # to="varying")` says that from here on, each device has a `w` of its own. Then there's nothing to sum, and your `pmean`
@@ -186,7 +186,7 @@ for function in (average_gradient, average_loss, cast_first):
 #
 # </details>
 #
-# So far `jax.grad` was *inside* the `shard_map`. Now take it outside, of the whole mapped loss:
+# So far `jax.grad` was *inside* the `shard_map`. Now differentiate the whole mapped loss from outside:
 
 # %%
 outside = {}
@@ -198,7 +198,8 @@ lesson_10.three_ways_answered()
 
 # %% [markdown]
 # From outside there's one weight and one loss, as under jit, so there's no trap. And the question mark is filled in:
-# `jax.grad` sums the gradients, or you do, after a cast or without the check. Here are all the ways:
+# `jax.grad` sums the gradients, or you do, after a cast or without the check. Here are all the ways. In this table,
+# `loss` is a device's own mean:
 #
 # | | with the check (default) | `check_vma=False` |
 # | --- | --- | --- |
@@ -207,8 +208,12 @@ lesson_10.three_ways_answered()
 # | `pcast`, then `pmean(grad(loss))` | correct | correct |
 # | `grad` outside, of `shard_map(pmean(loss))` | correct | correct |
 #
-# Your program will cast all the same, because then the all-reduce is a line of its own. You decide what goes into it,
-# such as gradients together with the count, and when it runs. In lesson 13 you'll put it behind a loop.
+# **If your loss all-reduces its own result, don't cast: use `jax.grad` alone**, with the check. Cast `w` and average
+# the gradient of `averaged_loss`, and you get 0.94 in place of 7.5. That's eight times too small, and again there's no
+# error.
+#
+# Your program casts anyway, because then the all-reduce is a line of its own. You decide what goes into it, such as
+# gradients together with the count, and when it runs. In lesson 13 you'll put it behind a loop.
 #
 # ## Why you want the check
 #
@@ -268,8 +273,8 @@ except ValueError as error:
 #
 # Don't trust the losses: Adam hides a gradient that's eight times too large, as you saw in lesson 05. So compare the
 # gradients with one device's, on the epoch's last batch. Device 0 has its eight examples, and the other seven devices
-# have nothing but padding. After its first update, Adam holds a tenth of the gradient, so you can read the program's own
-# gradient from its state. The two functions below do without the cast.
+# have nothing but padding. After the first update, Adam's first moment is 0.1 times the gradient, so you can read the
+# program's own gradient from its state. The two functions below do without the cast.
 
 
 # %%
@@ -285,7 +290,8 @@ def divided_sum(model, batch):
 
 
 # %% [markdown]
-# **Predict:** how long are the results of `trapped` and of `jax.grad(divided_sum)`, compared with one device's gradient?
+# **Predict:** compared with one device's gradient, how large are the results of `trapped` and of
+# `jax.grad(divided_sum)`? The cell compares their norms.
 
 # %% tags=["prediction"]
 *_, last_batch = batches(*train_data, seed=0)
@@ -300,13 +306,13 @@ for function in (trapped, jax.grad(divided_sum)):
 ratios = {}
 for name, found in results.items():
     ratios[name] = float(optax.tree.norm(found) / optax.tree.norm(expected))
-    print(f"{name}: {ratios[name]:.4f} times as long as one device's gradient")
+    print(f"{name}: {ratios[name]:.4f} times as large as one device's gradient")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `trapped` is eight times too long. The gradient of `divided_sum` is correct, because each device divides by the global
-# count, and `jax.grad` sums over the devices.
+# The result of `trapped` is eight times too large. The gradient of `divided_sum` is correct, because each device
+# divides by the global count, and `jax.grad` sums over the devices.
 #
 # </details>
 #
@@ -358,6 +364,14 @@ assert checked_gradients["average_loss"] == checked_gradients["cast_first"] == [
 assert unchecked_gradients["average_gradient"] == unchecked_gradients["cast_first"] == [7.5] * 8
 assert len(set(unchecked_gradients["average_loss"])) == len(set(wrong_gradients)) == 8
 assert outside == {True: 7.5, False: 7.5}
+
+
+def cast_averaged(w, x):  # the loss all-reduces its own result
+    w = lax.pcast(w, "data", to="varying")
+    return lax.pmean(jax.grad(averaged_loss)(w, x), "data")
+
+
+assert device_values(map_over_devices(cast_averaged)(w, x)) == [7.5 / 8] * 8
 assert "can't be statically inferred" in refusal
 jaxpr = jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x).pretty_print(use_color=False)
 assert "f32[]{V:data} = pvary[axes=('data',)] a" in jaxpr
@@ -386,8 +400,8 @@ assert program.count(" all-reduce(") == 1
 #    and an Optax optimizer. Return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state, loss)`
 #    with `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays without padding, cut into equal
 #    parts, and all results are replicated.
-#    <details><summary>Hint</summary>Start from your program. One spec, <code>P()</code>, stands for a whole
-#    pytree.</details>
+#    <details><summary>Hint</summary>Start from your program. One spec, <code>PartitionSpec()</code>, stands for
+#    a whole pytree.</details>
 
 # %%
 from pmapdp.lessons.checks import check

@@ -42,9 +42,7 @@ def draw_three_ways(adder_of_shard_map: str) -> None:
             top - 0.25,
             "[B, D], once" if name == "jit" else "[b, D], on each device",
         )
-        drawing.device_row(
-            axes, 3.6, top, "bbbb", step=1.22 if name == "pmap" else 1.1, width=1.1
-        )
+        drawing.device_row(axes, 3.6, top, "bbbb", step=1.22, width=1.1)
         for d in range(programs):
             drawing.box(
                 axes,
