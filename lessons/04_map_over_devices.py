@@ -16,10 +16,10 @@
 # # 04. Map over devices
 #
 # `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
-# its own: `pmap`. One Python process drives all eight devices, so unlike in PyTorch, there's no `torchrun` and there are
-# no ranks. In lesson 00 each device worked alone, so no device ever saw a neighbour's data. For evaluation that's fine,
-# because each device can score its own part of the data. But with `out_axes=None` you promise that all devices return
-# the same, and JAX never checks it. If you break the promise, you get a wrong number and no error.
+# its own: `pmap`. One Python process drives all eight devices, so unlike in PyTorch, there's no `torchrun` and there
+# are no ranks. In lesson 00 each device worked alone, so no device ever saw a neighbour's data. For evaluation that's
+# fine, because each device can score its own part of the data. But with `out_axes=None` you promise that all devices
+# return the same, and JAX never checks it. If you break the promise, you get a wrong number and no error.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
 # evaluate lesson 03's network on eight devices. 20 minutes, 45 with exercises. You need [00 Meet your
@@ -76,10 +76,10 @@ for shard in dots.addressable_shards:
 #
 # </details>
 #
-# `pmap` gives each device at most one row. If you pass six, two devices stay idle, without a warning. Nine are an error:
-# `array axis 0 is partitioned 8 times, but the dimension size is 9`. Sixteen are an error, too, but its message is
-# `cannot select an axis to squeeze out which has size not equal to one`. Reshape `[16, 10]` to `[8, 2, 10]`. Then each
-# device gets two rows, and your function sees `[2, 10]`.
+# `pmap` gives each device at most one row. If you pass six, two devices stay idle, without a warning. Nine are an
+# error: `array axis 0 is partitioned 8 times, but the dimension size is 9`. Sixteen are an error, too, but its message
+# is `cannot select an axis to squeeze out which has size not equal to one`. Reshape `[16, 10]` to `[8, 2, 10]`. Then
+# each device gets two rows, and your function sees `[2, 10]`.
 
 # %%
 lesson_04.dot_products(xs.sum(1))
@@ -246,8 +246,8 @@ lesson_04.one_label_for_eight_rows(lie)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Row 0. JAX reads the copy on device 0, and takes your word for it that the others are equal. Lesson 05
-# shows a whole training run that fails this way. Exercise 2 builds the detector.
+# Row 0. JAX reads the copy on device 0, and takes your word for it that the others are equal. Lesson 05 shows a whole
+# training run that fails this way. Exercise 2 builds the detector.
 #
 # </details>
 #
