@@ -357,9 +357,10 @@ assert runs["every_fourth"] == [4]
 # 1. `global_gradient` (10 minutes): the gradient under `shard_map`, with one all-reduce. It runs with the check on, as
 #    in lesson 10, and the mapped axis is `"data"`. `loss(w, x)` is a mean over the rows of x. You get this device's
 #    rows `x` `[b, D]`, and `w`, which is the same on all devices. Return the gradient for `w` of the mean over *all*
-#    devices' rows. Call `loss` with b / K rows at a time, and communicate once. <details><summary>Hint</summary>Your
-#    program does this for sums. Cast w first. Then a scan over <code>x.reshape(K, -1, D)</code>, and one pmean at the
-#    end. Why no Python loop? The compiler may keep the activations of all its rounds.</details>
+#    devices' rows. Call `loss` with b / K rows at a time, never keep the activations of more, and communicate once.
+#    <details><summary>Hint</summary>Your program does this for sums. Cast w first. Then a scan over
+#    <code>x.reshape(K, -1, D)</code>, and one pmean at the end. Why no Python loop? The compiler may keep the
+#    activations of all its rounds.</details>
 # 2. `join_rows` (5 minutes): you've cut a batch with `every_fourth`, and your network has turned the micro-batches into
 #    logits `[K, B / K, C]`. Return them as `[B, C]` in the order of the batch. No row may leave its device.
 #    <details><summary>Hint</summary>Undo the cut, step by step: first the swap, then the reshape.</details>

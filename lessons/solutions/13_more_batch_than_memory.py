@@ -9,7 +9,8 @@ def global_gradient(loss, w, x, K):
     """Sums stay on the device until the last micro-batch is done. One pmean serves all of them."""
     # With the check on, `jax.grad` would sum over the devices for every micro-batch, and the cast stops it. If you
     # average the loss instead, it does sum, with an all-reduce in every round of the scan. And in a Python loop the
-    # compiler may keep the activations of all micro-batches, so you wouldn't save any memory.
+    # compiler may keep the activations of all micro-batches, so you wouldn't save any memory. A `jax.grad` around the
+    # scan keeps them, too, because its backward pass starts after the last micro-batch.
     w = lax.pcast(w, "data", to="varying")
 
     def add(total, rows):
