@@ -25,6 +25,7 @@ from pmapdp.compare import __main__ as command
 from pmapdp.compare import programs, strategies
 from pmapdp.compare.page import load_data, make_page
 from pmapdp.compare.words import conclude, find_unequal, shorten_hlo, summary
+from pmapdp.config import Config
 from pmapdp.errors import FailedError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -213,6 +214,28 @@ def test_the_compiled_line_says_who_asked_for_the_all_reduce(compared):
     assert "pmap is built on it today" in " ".join(page.split())
     assert "psum" not in origins["jit"]
     assert "transpose(jvp" in origins["jit"]
+
+
+@pytest.mark.slow
+def test_temporary_arrays_hold_gradients_twice(all_strategies):
+    """The page says so, with these numbers."""
+
+    def measure(name, devices, batch):
+        config = Config(
+            strategy=name, devices=devices, global_batch_size=batch, dtype="float64"
+        )
+        with jax.enable_x64(True):
+            training = strategies.Training(config, name)
+        plan = training.program.memory_analysis()
+        return plan.temp_size_in_bytes, training.holds["weights"].bytes
+
+    whole_batch, weights = measure("single", 1, 64)
+    eight_examples, _ = measure("jit", 8, 64)
+    one_example, _ = measure("jit", 8, 8)
+    assert one_example > 1.9 * weights
+    assert eight_examples < 1.02 * one_example
+    for size in (weights, whole_batch, eight_examples, one_example):
+        assert f"{size / 1e6:.1f} MB" in all_strategies
 
 
 def test_adam_makes_a_step_of_a_rounding_error():
