@@ -111,6 +111,17 @@ def test_a_program_to_copy_equals_single_s(name, padding):
     assert len(jax.tree.leaves(program["carry"])[0].sharding.device_set) == 8
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_program_to_copy_writes_the_new_carry_over_the_old_one(name):
+    names = run_program(name)
+    arguments = (names["carry"], names["batch"])
+    with jax.enable_x64(True):
+        program = names["train_step"].lower(*arguments).compile()
+    plan = program.memory_analysis()
+    carry = sum(leaf.nbytes for leaf in jax.tree.leaves(names["carry"]))
+    assert plan.alias_size_in_bytes >= carry
+
+
 def test_the_jitted_one_has_an_all_reduce_of_the_compiler():
     names = run_program("jit")
     arguments = (names["carry"], names["batch"])
