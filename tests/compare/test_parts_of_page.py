@@ -387,7 +387,9 @@ def test_the_picture_of_your_step_claims_no_more_than_was_compiled():
     facts = ("all-gather", 2900, 1, 1, False, [], "", "")
     for written, who, steps in ((True, "you", "8 × "), (False, "the compiler", "")):
         run = replace(RUN, collectives=[Instruction(*facts, written=written)])
-        drawn = ElementTree.fromstring(PICTURES.update(run, "your step", "new state"))
+        drawn = ElementTree.fromstring(
+            PICTURES.update(run, "old state", "your step", "new state")
+        )
         texts = [element.text for element in drawn.findall("text")]
         assert f"{steps}your step" in texts
         assert f"{who}: all-gather" in texts
