@@ -232,11 +232,8 @@ def test_a_page_is_short_enough_to_read_at_once(page):
 
 def test_the_failed_check_in_the_readme_is_what_verify_prints(capsys):
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = " ".join(
-        re.search(r"^> FAILED.*?\n\n", page, re.DOTALL | re.MULTILINE)[0]
-        .replace("\n>", "")
-        .split()[1:]
-    )
+    (block,) = [text for text in BLOCK.findall(page) if "FAILED" in text]
+    shown = " ".join(block.strip("`").split())
     assert (
         cli.run(
             verify_command.main,
