@@ -163,6 +163,7 @@ class Stage:
                 del cell["outputs"][0]
             if cell["metadata"].get("jupyter", {}).get("source_hidden"):
                 tags.append("hide-input")
+                cell["metadata"]["mystnb"] = {"code_prompt_show": "Show the {type}"}
         self.write(self.pages[path], json.dumps(notebook))
 
     def page(self, path: PurePosixPath) -> None:

@@ -90,6 +90,7 @@ def test_what_a_prediction_asks_for_is_folded_and_nothing_else_is_lost(laid):
                 hidden,
                 jupyter.get("source_hidden", False),
             )
+            assert ("mystnb" in shown["metadata"]) == ("hide-input" in tags)
             assert cell["cell_type"] == "markdown" or cell["source"] == shown["source"]
     assert folded > 50
 
