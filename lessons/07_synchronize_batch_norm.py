@@ -102,8 +102,9 @@ for synchronize in (False, True):
 #
 # ## Step 2: a batch norm that counts
 #
-# And if you want to keep every example? Flax's layer has a `mask` argument that leaves padding out. Try it on a ragged
-# batch: device 0 has three examples, 1, 2 and 3, and device 1 has just a 7 and two rows of padding.
+# And if you want to keep every example? Then the step above normalizes with the padding, too. Flax's layer has a `mask`
+# argument that leaves padding out. Try it on a ragged batch: device 0 has three examples, 1, 2 and 3, and device 1 has
+# just a 7 and two rows of padding.
 #
 # **Predict:** the four values have the mean 3.25. What does the layer find?
 
@@ -124,7 +125,8 @@ print("Flax finds", flax_means)
 # <details><summary>Answer</summary>
 #
 # 4.5, because the layer averages the two devices' means, 2 and 7. The 7 is alone on its device, so it counts three
-# times as much as each of the others. You know this mistake: it's lesson 05's mean of means.
+# times as much as each of the others. You know this mistake: it's lesson 05's mean of means. A device that has only
+# padding divides 0 by 0, and then all devices get NaN.
 #
 # </details>
 #
@@ -170,9 +172,10 @@ verdict = check("07_synchronize_batch_norm", "global_moments", global_moments)
 # ## Proof: one device and eight
 #
 # We run the step on one device and on eight, for a whole epoch. `pmap` uses as many devices as the batch has parts, so
-# for one device we pass the batch in one part. The last batch is the hard one, because device 0 has all 8 of its examples, and
-# the other seven devices have nothing but padding. SGD replaces Adam, as in lesson 05's proof. Parameters *and* running
-# averages must agree within 1e-4.
+# for one device we pass the batch in one part, and without its padding. The last batch is the hard one. We train on 4,940
+# examples, so it has 76: four devices are full, one has 12 examples, and three have only padding. SGD replaces Adam, as in
+# lesson 05's proof. Parameters *and* running averages must agree within 1e-4. A proof should catch the mistake it's for,
+# so Flax's layer from step 1 runs through it, too.
 
 
 # %%
@@ -186,9 +189,31 @@ def copies(array):
     return np.stack([shard.data for shard in array.addressable_shards])
 
 
-def train_and_watch(data):
+def without_padding(batch):
+    valid = batch[2] > 0
+    return jax.tree.map(lambda x: x[valid], batch)
+
+
+class FlaxNorm(nnx.BatchNorm):
+    """The layer from step 1, which doesn't look at the weights."""
+
+    def __init__(self, features, axis_name="data"):
+        super().__init__(features, axis_name=axis_name, momentum=0.9, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, weights, train):
+        return super().__call__(x, use_running_average=not train)
+
+
+def init_with(make_norm):
+    """`init_state` with this batch norm in the network."""
+    model = Network(nnx.Rngs(0))
+    model.norm = make_norm(32)
+    return model, optimizer.init(nnx.state(model, nnx.Param))
+
+
+def train_and_watch(data, make_norm):
     """The model after `data`, and one unit's running means [updates, N]."""
-    state = init_state()
+    state = init_with(make_norm)
     running_means = []
     for batch in data:
         state, _ = train_step(state, batch)
@@ -204,27 +229,33 @@ def distance(model, other):
 
 optimizer = optax.sgd(0.1)
 jax.clear_caches()  # so that JAX traces the step again, as in lesson 05
-all_batches = list(batches(*train_data, seed=0))
-model_1, _ = train_and_watch([cut(batch, 1) for batch in all_batches])
-model_8, synchronized_means = train_and_watch([cut(batch, 8) for batch in all_batches])
-_, _, weights = cut(all_batches[-1], 8)
+inputs, labels = train_data
+all_batches = list(batches(inputs[:4_940], labels[:4_940], seed=0))
+for_one_device = [cut(without_padding(batch), 1) for batch in all_batches]
+for_eight = [cut(batch, 8) for batch in all_batches]
+_, _, weights = for_eight[-1]
 print("examples of the last batch, by device:", weights.sum(1).astype(int))
-print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
-assert distance(model_1, model_8) < 1e-4
+running_means, differences = {}, {}
+for make_norm in (BatchNorm, FlaxNorm):
+    model_1, _ = train_and_watch(for_one_device, make_norm)
+    model_8, running_means[make_norm] = train_and_watch(for_eight, make_norm)
+    differences[make_norm] = distance(model_1, model_8)
+    print(f"{make_norm.__name__}: one device and eight differ by {differences[make_norm]:.0e}")
+assert differences[BatchNorm] < 1e-4
 
 # %% [markdown]
-# They agree, so the gradients must agree, too, even though you never wrote a backward pass for the all-reduce.
+# Your layer passes. Flax's layer fails, because it takes the 52 rows of padding for examples.
 #
 # ## What it costs
 #
 # At the layer's all-reduce, every device has to wait for the slowest. How often does that happen in one step? You've
 # written one `pmean` in the layer. At the end of the step there are a `pmean` and a `psum`, which XLA merges into one
-# all-reduce, as it did in lesson 06. That makes two that you asked for.
+# all-reduce, as it did in lesson 06.
 #
 # **Predict:** how many all-reduces does the compiled step have?
 
 # %% tags=["prediction"]
-program = train_step.lower(init_state(), cut(all_batches[0], 8)).compile().as_text()
+program = train_step.lower(init_state(), for_eight[0]).compile().as_text()
 all_reduces = program.count(" all-reduce(")
 print("all-reduces in the compiled step:", all_reduces)
 lesson_07.all_reduces()
@@ -255,27 +286,24 @@ lesson_07.all_reduces()
 
 
 # %%
-class BatchNorm(nnx.BatchNorm):
-    def __init__(self, features):
-        super().__init__(features, momentum=0.9, rngs=nnx.Rngs(0))  # no axis_name
-
-    def __call__(self, x, weights, train):
-        return super().__call__(x, use_running_average=not train)
+def local_norm(features):
+    return FlaxNorm(features, axis_name=None)
 
 
 # %% [markdown]
-# We train on the 39 full batches, so padding plays no role.
+# We train on the 38 full batches, so padding plays no role.
 #
 # **Predict:** after an epoch, which numbers differ from device to device: parameters, running averages, or both?
 
 # %% tags=["prediction"]
-local_model, local_means = train_and_watch([cut(batch, 8) for batch in all_batches[:-1]])
+local_model, local_means = train_and_watch(for_eight[:-1], local_norm)
 kernels = copies(local_model.hidden.kernel[...])
 means = copies(local_model.norm.mean[...])
 print("equal parameters:", (kernels == kernels[0]).all())
 print("equal running averages:", (means == means[0]).all())
 print("JAX says they are:", local_model.norm.mean[...].is_fully_replicated)
-lesson_07.running_means(local_means, synchronized_means[:-1])
+synchronized_means = running_means[BatchNorm][:-1]
+lesson_07.running_means(local_means, synchronized_means)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -304,12 +332,12 @@ lesson_07.running_means(local_means, synchronized_means[:-1])
 #     return (model(inputs, None, False).argmax(-1) == labels).mean()
 #
 #
-# layers = {"synchronized": type(model_8.norm), "local": type(local_model.norm)}
+# layers = {"synchronized": BatchNorm, "local": local_norm}
 # optimizer = optax.adam(3e-3)
 # for B in (128, 16):
-#     for name, BatchNorm in layers.items():
+#     for name, make_norm in layers.items():
 #         jax.clear_caches()
-#         state = init_state()
+#         state = init_with(make_norm)
 #         for epoch in range(5):
 #             for batch in list(batches(*train_data, seed=epoch))[:-1]:
 #                 state, _ = train_step(state, cut(batch, 8))
@@ -323,31 +351,37 @@ lesson_07.running_means(local_means, synchronized_means[:-1])
 # </details>
 #
 # With 16 examples per device, local batch norm costs no accuracy that 1,000 test examples could show. PyTorch's DDP keeps
-# it local unless you ask, and sends process 0's running averages to all. With 2 examples, the devices' own means are too
-# noisy, and averaging the copies doesn't repair that. If you keep batch norm local in JAX, still average them before you
-# evaluate or save, so that all devices hold the same network. These are your choices:
+# it local unless you ask, and sends process 0's running averages to all. With 2 examples on a device, each channel has two
+# values, and two different values always become about -1 and 1. How far apart they were is lost, so the *weights*
+# were trained badly, and averaging the copies can't repair that. If you keep batch norm local in JAX, evaluate with one
+# copy, and save that copy. Don't average the copies: an average of variances is too small, as in the first prediction's
+# answer. These are your choices:
 #
 # | layer | normalizes with | if devices have different numbers of examples |
 # | --- | --- | --- |
 # | PyTorch's `SyncBatchNorm` | the global batch | correct: [it gathers the counts, too](https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/_functions.py) |
-# | `nnx.BatchNorm(axis_name="data")` | the mean of the devices' means | the mean of means from above |
+# | `nnx.BatchNorm(axis_name="data")` | the mean of the devices' means | counts padding. With `mask`: a mean of means, or NaN if a device has no example |
 # | this lesson's `BatchNorm` | the global batch | correct |
 # | `nnx.BatchNorm` under `jit` (lesson 09) | the global batch | correct with `mask` |
 
 # %% tags=["proof"]
 # The asserts behind the answers.
 assert nnx.BatchNorm(1, rngs=nnx.Rngs(0)).momentum == 0.99
-assert EPOCHS * len(all_batches) == 200
+assert EPOCHS * len(list(batches(*train_data, seed=0))) == 200
 assert round(0.99**200, 2) == 0.13
 np.testing.assert_allclose(outputs[False], [-1, 1, -1, 1])
 np.testing.assert_allclose(outputs[True], (values.ravel() - 6) / np.sqrt(26), atol=1e-6)
 assert (flax_means == 4.5).all()
+valid = np.array([[True, True, True], [False, False, False]])  # device 1 has no example
+assert np.isnan(jax.pmap(flax_mean, axis_name="data")(examples, valid)).all()
+assert weights.sum(1).tolist() == [16, 16, 16, 16, 12, 0, 0, 0]
+assert 0.1 < differences[FlaxNorm] < 0.4
 assert (kernels == kernels[0]).all()
 assert np.ptp(local_means[-1]) > 1e-2
 assert np.ptp(synchronized_means, axis=1).max() == 0
 assert local_model.norm.mean[...].is_fully_replicated
 assert all_reduces == 3
-local_step = train_step.lower(init_state(), cut(all_batches[0], 8))  # with the layer of the mistake
+local_step = train_step.lower(init_with(local_norm), for_eight[0])
 assert local_step.compile().as_text().count(" all-reduce(") == 1
 
 # %% [markdown]
