@@ -16,8 +16,8 @@
 #
 # A network with one output predicts numbers of shape `[128, 1]`, and your targets have the shape `[128]`. Subtract one
 # from the other, and JAX makes it `[128, 128]`: it compares every prediction with every target, and tells you nothing.
-# With explicit sharding that's an error. Change eleven lines of your program, and the sharding becomes part of an array's
-# **type**, which you can print and check on any line of your step.
+# With explicit sharding that's an error if both are split over the devices. Change eleven lines of your program, and the
+# sharding becomes part of an array's **type**, which you can print and check on any line of your step.
 #
 # For data parallelism alone lesson 09's `jit` is enough, and [pmapdp](../pmapdp/steps/jit.py) uses it, too. Take explicit
 # sharding if you'd rather have an error than a guess of the compiler, or if you want to decide yourself when gradients
@@ -105,7 +105,8 @@ except Exception as error:
 # %% [markdown]
 # Without a sharding you get 42.5, the mean of 16 x 16 squares, and with lesson 09's Auto axes, too. On an Explicit axis JAX
 # works out the type of the difference first. Both its rows and its columns would be split over "data", and no array can
-# be split over the same devices twice. So you notice that you meant `predictions[:, 0] - targets`.
+# be split over the same devices twice. So you notice that you meant `predictions[:, 0] - targets`. If only the predictions
+# are split, there's no error, and you get 42.5 again. So check that *every* array of a batch is split.
 #
 # ## The program so far, and what changes
 #
@@ -115,7 +116,7 @@ except Exception as error:
 #
 # - The mesh is back to one axis. To run the cells above again, begin with the one that makes the 4 x 2 mesh.
 # - `jit` needs no shardings now, because the type of each placed array already has one.
-# - `loss_sums` raises an error if the inputs aren't split. Both steps call it, so both are guarded.
+# - `loss_sums` raises an error if an array of the batch isn't split. Both steps call it, so both are guarded.
 # - `weights @ losses` becomes a sum. You'll see why when JAX asks its first question.
 #
 # The losses are lesson 09's.
@@ -127,7 +128,7 @@ except Exception as error:
 # ## Lesson 09's mistake, and your check
 #
 # In lesson 09, `in_shardings` was your guard. When we left it out, the whole batch went to every device, and all eight
-# did the same work. Now you've deleted it yourself. So pass a batch that nobody has placed:
+# did the same work. Now you've deleted it yourself. So pass a batch of NumPy arrays, without `place_batch`:
 
 # %%
 host_batch = next(batches(*train_data, seed=0))  # NumPy arrays, on no device yet
@@ -145,9 +146,9 @@ for step in (train_step, eval_step):
 #
 # | what you pass or write | 09: `in_shardings`, Auto axis | this program |
 # | --- | --- | --- |
-# | a batch that nobody has placed | is split on its way in | error from your check |
+# | a batch of NumPy arrays | is split on its way in | error from your check |
 # | a batch that's placed, but not split | error from `jit` | error from your check |
-# | `[128, 1]` minus `[128]` | 128 x 128 differences | error from JAX |
+# | `[128, 1]` minus `[128]`, both split | 128 x 128 differences | error from JAX |
 #
 # Adding `in_shardings` to this program doesn't help: it splits a host batch, but inside the step the type is still
 # `float32[128,64]`. Your check runs while JAX traces, and costs nothing once the step is compiled. A batch of another type
@@ -183,15 +184,13 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 #
 # </details>
 #
-# ## Where should a sum go?
+# ## Should JAX add now, or later?
 #
 # For the gradient JAX knew what you'd want. Sometimes it can't know. Take two vectors that are split over the devices:
 # `a` is 0, 1, ..., 7, and `b` is all ones. Each device multiplies its own pair of numbers, and `a @ b` is the sum of
 # the eight products, 28.
-#
-# **Predict:** where could this sum be afterwards? Name two possibilities.
 
-# %% tags=["prediction"]
+# %%
 a = jax.device_put(np.arange(8, dtype=np.float32), P("data"))
 b = jax.device_put(np.ones(8, np.float32), P("data"))
 try:
@@ -201,36 +200,41 @@ except Exception as error:
     print(textwrap.fill(question, 100))
 
 # %% [markdown]
-# <details><summary>Answer</summary>
+# An all-reduce could give every device the sum. Or the sum could wait, and each device keeps its own part until you need
+# it. JAX won't choose for you, so it raises an error. That's why `weights @ losses` became a sum: it's a product of two
+# split vectors, too, and `.sum()` always all-reduces. You answer with `out_sharding`. Below, every device gets the sum in
+# `total`, and in `parts` the sum waits.
 #
-# On every device, after an all-reduce. Or nowhere yet: each device keeps its own part until you need the sum. JAX won't
-# choose for you, so it raises an error.
-#
-# </details>
-#
-# That's why `weights @ losses` became a sum: it's a product of two split vectors, too. `.sum()` always all-reduces. A
-# product could stay unsummed, so JAX asks, and you answer with `out_sharding`. Here are both answers:
+# **Predict:** which number does device 3 hold in `parts`?
 
-# %%
+# %% tags=["prediction"]
 total = jnp.matmul(a, b, out_sharding=P())
 parts = jnp.matmul(a, b, out_sharding=P(unreduced={"data"}))
 lesson_11.values_by_device(("total", total), ("parts", parts))
 print("parts + parts is", jax.typeof(parts + parts))
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# 3, its own product, 3 x 1. In `total` it holds 28, like all the others.
+#
+# </details>
+#
 # `{U:data}` means *unreduced over "data"*: each device has its own number, and the all-reduce is still to come. It
-# comes when you call `jax.reshard(parts, P())`, which does what `psum` did in lesson 05. Until then JAX allows only what
-# is still correct when the parts are added later. `parts + parts` is, but `jnp.cos(parts)` isn't, because the cosine of
-# a sum isn't the sum of the cosines. `parts / 8`, `parts * 0.5` and `float(parts)` are errors, too, so reshard a sum
-# before you divide it by the count.
+# comes when you call `jax.reshard(parts, P())`, which does what `psum` did in lesson 05. Until then JAX refuses what would
+# be wrong when the parts are added later. `parts + parts` is allowed, but `jnp.cos(parts)` isn't, because the cosine of a
+# sum isn't the sum of the cosines. JAX refuses some correct things, too, such as `parts / 8` and `parts * 0.5`, so
+# reshard a sum before you divide it by the count.
 #
 # ## What it costs
 #
 # Your step doesn't get faster, because each device computes what it computed before. The price is that you sometimes have
-# to name the sharding of a result. Most Flax layers need no help with a split batch: `Linear`, `Conv`, `BatchNorm`,
-# `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention` work unchanged. But `embed(tokens)` raises an error until you
-# write `embed(tokens, out_sharding=P("data"))`. If a layer has no such argument, let the compiler decide inside it. Pass
-# the layer as an argument, because a function that takes the layer from outside raises an error:
+# to name the sharding of a result. Everyday lines raise an error if they work along a split axis: `x[0]`, `x[:8]`,
+# `x.cumsum(0)`, `jnp.sort(x, 0)`, and `logp[jnp.arange(B), labels]`. In place of the last one, write
+# `jnp.take_along_axis(logp, labels[:, None], 1)`, which works. Most Flax layers need no help with a split batch: `Linear`,
+# `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention` work unchanged. But `embed(tokens)`
+# raises an error until you write `embed(tokens, out_sharding=P("data"))`. If a layer has no such argument, let the compiler
+# decide inside it. Pass the layer as an argument, because closing over the layer raises an error:
 #
 # ```python
 # call = jax.sharding.auto_axes(lambda layer, x: layer(x), out_sharding=P("data"))
@@ -285,13 +289,12 @@ for exercise in (fixed_logits, normalized_step):
 # sharding](https://docs.jax.dev/en/latest/301/sharding-ad.html) in JAX's documentation. Next, a program from 2022: [12
 # Port a pmap program](12_port_a_pmap_program.ipynb).
 #
-# **The lesson ends here.** The rest is for people who want to decide when gradients are summed, and easier after lesson 13.
+# **The lesson ends here.** The rest is optional, and easier after lesson 13. You'll decide when gradients are summed.
 #
 # ## Optional: sum the gradients once
 #
-# Can a gradient be unreduced, like `parts`? Yes, if you mark its parameter as *reduced*, `{R:data}`. The mark says that
-# the number is already the same on every device, as a replicated one is, and it tells `jax.grad` to leave the gradient
-# unsummed. Take a weight that's 1 on every device, and the input d on device d. If the weight is replicated, its gradient
+# Can a gradient be unreduced, like `parts`? Yes, if you mark its parameter as *reduced*, `{R:data}`. A reduced array has
+# the same values as a replicated one. Only `jax.grad` treats it differently, and leaves its gradient unsummed. Take a weight that's 1 on every device, and the input d on device d. If the weight is replicated, its gradient
 # is 28 on every device. If it's reduced, its gradient is d on device d, as in lesson 05 before `pmean`.
 #
 # If you then forget the all-reduce, JAX refuses `w + gradient`, and the updates of Optax, too. With a replicated weight
@@ -405,10 +408,27 @@ for place in (P(), P(None, "data"), jax.devices()[0]):
     inputs, *others = host_batch
     wrong_batch = (jax.device_put(inputs, place), *others)
     assert error_name(train_step, state, wrong_batch) == "TypeError"
+for position in range(3):  # one array of the batch isn't split
+    wrong_batch = list(batch)
+    wrong_batch[position] = host_batch[position]
+    assert error_name(train_step, state, wrong_batch) == "TypeError"
 assert refusals == 2 * ["the batch is not split: float32[128,64]"]
 split_on_entry = jax.jit(lambda x: jax.typeof(x).sharding.spec[0] == "data", in_shardings=P("data"))
 assert not split_on_entry(host_batch[0])
 assert refusal.startswith("ShardingTypeError: sub operation")
+split_predictions = jax.device_put(predictions, P("data"))
+assert mean_squared_error(split_predictions, targets) == 42.5
+logp, labels = arrays["logits"], batch[1]
+for refused in (
+    lambda: logp[0],
+    lambda: logp[:8],
+    lambda: logp.cumsum(0),
+    lambda: jnp.sort(logp, 0),
+    lambda: logp[jnp.arange(B), labels],
+):
+    assert error_name(refused) == "ShardingTypeError"
+picked = jnp.take_along_axis(logp, labels[:, None], 1)[:, 0]
+np.testing.assert_array_equal(picked, np.asarray(logp)[np.arange(B), np.asarray(labels)])
 with jax.set_mesh(jax.sharding.Mesh(jax.devices(), ("data",))):  # its axis is Auto
     auto_error = jax.jit(mean_squared_error, in_shardings=P("data"))(predictions, targets)
     assert auto_error == 42.5
@@ -421,7 +441,7 @@ assert device_values(jax.reshard(parts + parts, P())) == [56] * 8
 assert error_name(jnp.cos, parts) in (no_rule, "ShardingTypeError")  # jax 0.10.2, 0.12
 eighth = jax.reshard(jnp.float32(1 / 8), P(reduced={"data"}))
 assert device_values(jax.reshard(parts * eighth, P())) == [3.5] * 8
-for refused in (lambda: parts / 8, lambda: parts * 0.5, lambda: float(parts)):
+for refused in (lambda: parts / 8, lambda: parts * 0.5):
     assert error_name(refused) is not None
 assert str(jax.typeof(w)) == "float32[1]{R:data}"
 assert str(jax.typeof(gradient)) == "float32[1]{U:data}"

@@ -50,9 +50,9 @@ class Network(nnx.Module):
 def loss_sums(model, batch):
     """The loss, summed over the batch, and the sums that the metrics are made of."""
     inputs, labels, weights = batch
-    inputs_type = jax.typeof(inputs)
-    if inputs_type.sharding.spec[0] != "data":
-        raise TypeError(f"the batch is not split: {inputs_type}")
+    for x in batch:
+        if jax.typeof(x).sharding.spec[0] != "data":
+            raise TypeError(f"the batch is not split: {jax.typeof(x)}")
     logits = model(inputs)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     correct = logits.argmax(-1) == labels
