@@ -43,9 +43,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two moments. In
 # float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. With parameters and gradients
-# in 16 bits it's 16 bytes again, because you usually keep a float32 copy of the parameters: 2 + 2 + 4 + 4 + 4.
+# in 16 bits it's 16 bytes again: 2 + 2 for these two, 4 + 4 for the moments, and 4 for a float32 copy of the parameter,
+# which you usually keep.
 #
-# Suppose you split only one of the three over the devices, so that each device keeps an eighth of it.
+# Say you split only the parameters, only the gradients, or only the moments, so that each device keeps an eighth of them.
 #
 # **Predict:** is it enough to split the parameters? Or Adam's moments?
 
@@ -177,8 +178,8 @@ for name, plan in plans.items():
 # <details><summary>Answer</summary>
 #
 # With `orthogonal`. Each normal number can be computed by itself, so a device makes only its eighth, 0.5 MB, and needs 1.6
-# MB on the way. But orthogonal columns depend on each other, so every device makes the whole kernel, and needs four times
-# its 4.2 MB on the way.
+# MB on the way. But orthogonal columns depend on each other, so every device makes the whole kernel, and needs 16.8 MB on
+# the way, as much as four full kernels.
 #
 # </details>
 
@@ -241,8 +242,9 @@ def make_step(loss):
 adam_state = optimizer.init(layers)
 
 
-def compile_step(step, layers_sharding, moments_sharding):
+def compile_step(step, layers_sharding, moments_sharding, layers=layers):
     """A step that keeps the layers and their moments in these shardings."""
+    adam_state = optimizer.init(layers)
     moments = jax.tree.map(lambda x: moments_sharding if x.ndim else replicated, adam_state)
     shardings = layers_sharding, moments
     options = {"in_shardings": (*shardings, split), "out_shardings": shardings}
@@ -253,7 +255,7 @@ def compile_step(step, layers_sharding, moments_sharding):
 # The layers take 16.8 MB and their moments 33.6, so the state is 50.3 MB, or 6.3 MB in eighths. If it's replicated, the
 # peak is 70 MB. The next cell draws the compiler's plan for the memory of one device.
 #
-# **Predict:** does *gathered first* need less than half of the 70 MB?
+# **Predict:** how many MB does *gathered first* need at least?
 
 # %% tags=["prediction"]
 programs = {
@@ -266,8 +268,9 @@ lesson_16.memory_over_time(programs)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. The full layers and gradients stay in memory until the end. Together with an eighth of the state that makes
-# 6.3 + 16.8 + 16.8 = 40 MB. The plan is worse, 57 MB, because XLA for CPUs keeps the gathered layers twice for a moment.
+# 40 MB, because the full layers and gradients stay in memory until the end. Together with an eighth of the state
+# that makes 6.3 + 16.8 + 16.8 = 40. The plan is worse, 57 MB, because XLA for CPUs keeps the gathered layers twice for a
+# moment.
 #
 # </details>
 #
@@ -276,7 +279,8 @@ lesson_16.memory_over_time(programs)
 #
 # ## What a low peak costs
 #
-# You pay for a low peak in messages. The next cell counts them, also for stage 1, *moments split*.
+# You pay for a low peak in messages. The next cell counts them, also for stage 1, *moments split*, and for the same
+# layers *as a list* of sixteen arrays, left to the compiler.
 #
 # **Predict:** how often is each layer gathered in one update with *left to the compiler*?
 
@@ -288,7 +292,14 @@ def peak(program):
     return (plan.argument_size_in_bytes + plan.temp_size_in_bytes) / 1e6
 
 
+def list_loss(layers, x):
+    for w in layers:
+        x = jnp.tanh(x @ w)
+    return jnp.square(x).mean()
+
+
 programs["moments split"] = compile_step(make_step(deep_loss), replicated, split)
+programs["as a list"] = compile_step(make_step(list_loss), split, split, list(layers))
 for name, program in programs.items():
     print(f"{name:20s} peak {peak(program):2.0f} MB,", count_messages(program))
 
@@ -300,9 +311,12 @@ for name, program in programs.items():
 #
 # </details>
 #
-# *Moments split* takes only 26 MB: 16.8 for the layers, 4.2 for an eighth of the moments, and 5 for the rest. Whole
-# gradients wouldn't fit into these 5 MB, so the compiler keeps only the eighth that the device needs for its update. You
-# asked for stage 1, and you get stage 2.
+# The 11 MB hold for a `lax.scan`. *As a list*, which is how most Flax models and your program keep their layers, the
+# same layers take 22 MB. So scan over them if memory is short.
+#
+# *Moments split* takes only 26 MB: 16.8 for the layers, 4.2 for an eighth of the moments, and 5 for the rest. 5 MB is too
+# little for whole gradients, which take 16.8, so the compiler must be keeping only the eighth that the device needs for
+# its update. You asked for stage 1, and you get stage 2.
 #
 # How much is sent? Let n be the bytes of all layers, whether they go in one message or in sixteen. A gather or a
 # reduce-scatter sends about n, and an all-reduce about 2n.
@@ -317,8 +331,8 @@ for name, program in programs.items():
 # more, because it gathers each layer twice.
 #
 # > **What carries over to your GPUs?** The bytes at rest and the table's last column are arithmetic. The rest are plans of
-# > XLA *for CPUs*: the 57 MB in place of 40, the number of messages, and the all-reduce, of which each device throws seven
-# > eighths away. XLA's [passes for GPUs](https://github.com/openxla/xla/blob/main/xla/service/gpu/gpu_compiler.cc) have a
+# > XLA *for CPUs*: the 57 MB in place of 40, the number of messages, and the all-reduce, which gives each device everything
+# > although it keeps an eighth. XLA's [passes for GPUs](https://github.com/openxla/xla/blob/main/xla/service/gpu/gpu_compiler.cc) have a
 # > `ReduceScatterCreator` that makes a reduce-scatter of it, but we haven't run that, so look at your own step's plan. A
 # > step by hand, gathering in each layer as `update` does, has reduce-scatters on CPUs, too.
 #
@@ -381,8 +395,11 @@ for name, (megabytes, messages) in wanted.items():
         received = layers if message.runs <= 2 else layers[0]
         parts = 8 if message.kind == "reduce-scatter" else 1
         assert message.bytes * parts == message.count * received.nbytes
-for program in programs.values():  # all give the layers that a replicated state gives
-    arguments = layers, optimizer.init(layers), x
+assert abs(peak(programs["as a list"]) - 22) < 0.8
+assert count_messages(programs["as a list"])["all-gather"] == 32
+for name, program in programs.items():  # all give the layers that a replicated state gives
+    some_layers = list(layers) if name == "as a list" else layers
+    arguments = some_layers, optimizer.init(some_layers), x
     new_layers, _ = program(*jax.device_put(arguments, program.input_shardings[0]))
     if program is programs["replicated"]:
         expected = np.asarray(new_layers)
@@ -448,8 +465,8 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # `--shard-state`. It's less thrifty than your program in two ways. With `parameters` it gathers all layers before the
 # first one is used, because it can't know where your layers begin: for the layers above, that's 28 MB in place of 11. And
 # it makes the state on the host, and sends each device its shards. `zero_sharding`
-# ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, splits the first axis that it can, because
-# that step needs 43 MB if the layers are in `rows`.
+# ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, splits the first axis that it can. For the
+# layers above that's the axis of layers, because splitting `rows` would cost that step 43 MB.
 #
 # With pmap you'd gather in every layer yourself, as in `update`, and so pmapdp splits the state only under `jit`.
 #
