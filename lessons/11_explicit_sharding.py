@@ -294,7 +294,8 @@ for exercise in (fixed_logits, normalized_step):
 # ## Optional: sum the gradients once
 #
 # Can a gradient be unreduced, like `parts`? Yes, if you mark its parameter as *reduced*, `{R:data}`. A reduced array has
-# the same values as a replicated one. Only `jax.grad` treats it differently, and leaves its gradient unsummed. Take a weight that's 1 on every device, and the input d on device d. If the weight is replicated, its gradient
+# the same values as a replicated one. Only `jax.grad` treats it differently, and leaves its gradient unsummed. Take a weight
+# that's 1 on every device, and the input d on device d. If the weight is replicated, its gradient
 # is 28 on every device. If it's reduced, its gradient is d on device d, as in lesson 05 before `pmean`.
 #
 # If you then forget the all-reduce, JAX refuses `w + gradient`, and the updates of Optax, too. With a replicated weight
