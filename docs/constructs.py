@@ -42,7 +42,7 @@ HEADINGS = {
     "committed": "Arrays and the device axis",
     "pmean": "Collectives",
     "batch-norm": "Batch norm, random keys, losses and metrics",
-    "hosts": "Several hosts, and checkpoints",
+    "hosts": "Several hosts",
 }
 
 

@@ -414,23 +414,28 @@ for pmap in (jax.pmap, my_pmap):
 """
 
 
-@pytest.mark.slow
-def test_my_pmap_adds_up_over_two_processes(tmp_path):
-    """A psum of 1, 1, 2, 2 is 6 in both processes, as with jax.pmap."""
-    block = next(block for block in BLOCKS if "def my_pmap" in block)
-    script = tmp_path / "program.py"
-    script.write_text(TWO_PROCESSES.replace("BLOCK", block))
+def run_two(script, *arguments):
+    """Run a script in two processes, and return what each prints."""
     address = f"127.0.0.1:{free_port()}"
     processes = [
         subprocess.Popen(
-            [sys.executable, script, address, number],
+            [sys.executable, script, address, number, *arguments],
             stdout=subprocess.PIPE,
             text=True,
             env=environment({"XLA_FLAGS": None, "NPROC": "8"}),
         )
         for number in "01"
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    return [process.communicate(timeout=120)[0] for process in processes]
+
+
+@pytest.mark.slow
+def test_my_pmap_adds_up_over_two_processes(tmp_path):
+    """A psum of 1, 1, 2, 2 is 6 in both processes, as with jax.pmap."""
+    block = next(block for block in BLOCKS if "def my_pmap" in block)
+    script = tmp_path / "program.py"
+    script.write_text(TWO_PROCESSES.replace("BLOCK", block))
+    outputs = run_two(script)
     for output in outputs:
         lines = ["3.0 [6.0, 6.0]", "[[6.0, 6.0], [6.0, 6.0]]"]
         assert output.splitlines()[-4:] == 2 * lines
@@ -779,6 +784,70 @@ def test_a_checkpoint_in_a_relative_folder_stops(tmp_path, monkeypatch):
     checkpoints.save_checkpoint(tmp_path / "folder", state, 1)
     with pytest.raises(ValueError, match="Checkpoint path should be absolute"):
         checkpoints.restore_checkpoint("folder", state)
+
+
+TWO_SAVE = """
+import os
+import sys
+import threading
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+import numpy as np
+from flax import jax_utils
+from flax.training import checkpoints
+from jax import P
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+
+folder, who = sys.argv[3:]
+multihost_utils.sync_global_devices("start")
+if who == "one":  # five seconds, and a save takes half a second
+    threading.Timer(5, os._exit, [0]).start()
+stacked = jax.pmap(lambda tree: tree)(jax_utils.replicate({"w": np.ones(3)}))
+state = jax_utils.unreplicate(stacked)
+everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("batch",)), P())
+ported = jax.make_array_from_callback((3,), everywhere, lambda rows: np.ones(3)[rows])
+save = checkpoints.save_checkpoint
+trees = {"host": jax.device_get(state), "ported": {"w": ported}, "device": state}
+for name, tree in trees.items():
+    path = os.path.join(folder, name)
+    if who == "all" or jax.process_index() == 0:
+        try:
+            save(path, tree, 1)
+            loaded = checkpoints.restore_checkpoint(path, {"w": np.zeros(3)})
+            print(name, loaded["w"].tolist(), flush=True)
+        except Exception as error:
+            print(name, str(error)[:37], flush=True)
+    multihost_utils.sync_global_devices("saved")
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_saved_if_both_processes_call(tmp_path):
+    """From the host, and as a ported state is. Pmap's state on a device isn't."""
+    script = tmp_path / "program.py"
+    script.write_text(TWO_SAVE)
+    for output in run_two(script, tmp_path, "all"):
+        *_, host, ported, device = output.splitlines()
+        assert host == "host [1.0, 1.0, 1.0]"
+        assert ported == "ported [1.0, 1.0, 1.0]"
+        message = "Cannot serialize host local jax.Array"
+        assert device == f"device {message}"
+        assert message in CONSTRUCTS["checkpoint"].today
+    assert (tmp_path / "host" / "checkpoint_1").is_dir()
+
+
+@pytest.mark.slow
+def test_no_checkpoint_is_saved_if_one_process_of_two_calls(tmp_path):
+    """It hangs until it's stopped, or fails, by the version of Flax."""
+    script = tmp_path / "program.py"
+    script.write_text(TWO_SAVE)
+    for output in run_two(script, tmp_path, "one"):
+        assert "[1.0, 1.0, 1.0]" not in output
+    assert not list(tmp_path.rglob("checkpoint_1"))
+    assert CONSTRUCTS["checkpoint"].status == "check"
 
 
 def test_the_old_names_of_processes_warn():
