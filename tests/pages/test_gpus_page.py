@@ -162,11 +162,13 @@ def test_the_learning_rates_of_the_table(gpus):
     row = re.search(rf"^\| {gpus} \| (.*) \| (.*) \| (.*) \|$", PAGE, re.MULTILINE)
     B = int(row[1].replace(",", ""))
     assert 128 * gpus == B
-    for rule, rate, shown in (("linear", 0.1, row[2]), ("sqrt", 0.001, row[3])):
+    columns = (("linear", 0.1, 256, row[2]), ("sqrt", 0.001, 128, row[3]))
+    for rule, rate, base, shown in columns:
+        assert f"{rate} for a batch of {base}" in " ".join(PAGE.split())
         config = Config(
             learning_rate=rate,
             scale_learning_rate=rule,
-            base_batch_size=128,
+            base_batch_size=base,
             schedule="constant",
         )
         schedule = make_schedule(config, B, 10, 100)
