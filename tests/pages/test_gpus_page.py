@@ -145,6 +145,15 @@ def test_the_header_is_what_the_command_prints():
     assert printed.startswith(HEADER)
 
 
+def test_the_command_makes_fewer_updates_than_one_without_flags(capsys):
+    assert "updates  20, " in HEADER
+    assert cli.run(train.main, ["--steps", "1", "--no-progress"]) == 0
+    shown = capsys.readouterr().out
+    per_epoch = re.search(r"^updates  1, (\d+) an epoch", shown, re.MULTILINE)[1]
+    updates = int(per_epoch) * Config().epochs
+    assert f"without flags, `python -m pmapdp.train` makes {updates}" in PAGE
+
+
 def test_the_check_says_if_there_is_only_a_cpu():
     program = re.search(r'^python -c "(import jax; .*?)"', PAGE, re.MULTILINE)[1]
     done = python("-c", program)
