@@ -277,8 +277,8 @@ PLACES = {
 HEAD = """# Usual mistakes
 
 Your training is worse on eight devices than on one, and nothing raised an error. First train on one device with the same global
-batch. If that run is just as bad, [the larger batch](slower_or_worse.md#my-loss-is-worse-on-eight-devices) is the reason, and
-your step isn't. Otherwise find what you see, and follow the link. N is the number of devices.
+batch. If that run is just as bad, [the larger batch](slower_or_worse.md#my-loss-is-worse-on-eight-devices) is to blame, and
+not your step. Otherwise find what you see, and follow the link. N is the number of devices.
 
 | where | what you see |
 | --- | --- |"""
