@@ -53,9 +53,9 @@ lesson_18.three_durations()
 # You start from [program/09_jit.py](program/09_jit.py), and let it measure itself before it trains. Three functions are
 # new:
 #
-# - `measure` returns the quartiles and the median of a step's time. Calling a step this small takes Python longer than
-#   computing it takes the device. More devices don't shorten the call, so we leave it out: `lax.scan` puts ten steps
-#   into each.
+# - `measure` returns the quartiles and the median of a step's time. For a step this small, Python spends longer making
+#   the call than the device spends computing. More devices don't shorten the call, so we leave it out: `lax.scan` puts
+#   ten steps into each. The predictions are for a program that trains like this, too.
 # - `all_reduce_seconds` calculates how long it takes to sum the gradients.
 # - `speedup` gives a **range**. At worst, nothing overlaps. At best, the all-reduce hides behind the backward pass,
 #   which is two thirds of the step, and you pay only for the rest.
@@ -69,7 +69,8 @@ lesson_18.three_durations()
 # ## How long does an all-reduce take?
 #
 # The first line has your step's time. If its quartiles are far apart, another program is using your cores, so close it
-# and measure again. From here on, everything starts from your median, `seconds`.
+# and measure again. Narrow quartiles prove little, because a busy machine may be slow all the time, so measure a few times
+# and believe the fastest. From here on, everything starts from your median, `seconds`.
 #
 # For the all-reduce you know two algorithms from lesson 06. In the **ring**, each device sends many small pieces. In
 # the **butterfly**, partners exchange everything, but only log2(N) times. A third one is **halving and doubling**:
@@ -81,8 +82,8 @@ lesson_18.three_all_reduces()
 
 # %% [markdown]
 # The butterfly is best for few bytes, and halving for many, so `all_reduce_seconds` takes the faster of the two. With
-# the metric sums, your gradients are only 9,652 bytes, and a message on Ethernet takes at least 20 µs. In a ring, each
-# of 64 devices sends 126 messages, one after the other.
+# the metric sums, your gradients are only 9,652 bytes. We assume that a message on Ethernet takes 20 µs, which is a
+# guess for TCP. In a ring, each of 64 devices sends 126 messages, one after the other.
 #
 # **Predict:** how long would that ring take: about 0.02, 0.2, or 2.5 ms?
 
@@ -253,7 +254,8 @@ assert speedup(1, 1, 64)[0] == 64 / 2  # 50 % without overlap
 # ## Tomorrow, on your machine
 #
 # 1. **Time one device.** Put your model and data into [18_measure.py](program/18_measure.py), with the bandwidth from
-#    your network's data sheet. On Ethernet, use 20 µs for the latency, which is our guess. For InfiniBand, NCCL uses 4 µs.
+#    your network's data sheet. For the latency, measure an empty message, or start from 20 µs on Ethernet and 4 µs on
+#    InfiniBand, which are guesses.
 # 2. **Fill it.** Double the batch until the time doubles as well. Until then, one device isn't full.
 # 3. **If even the upper end is below 32 for 64 devices, stop.** You need a larger batch on each device, a faster
 #    network, or fewer devices. Exercise 3 finds that batch for a ring.
@@ -266,7 +268,8 @@ assert speedup(1, 1, 64)[0] == 64 / 2  # 50 % without overlap
 #    print(measure(jax.jit(train_step, **options), state, batch))  # without donation, to call it often
 #    ```
 #
-#    You predicted `seconds` plus what the all-reduce adds. If it takes longer, a profile shows why.
+#    You predicted `seconds` plus what the all-reduce adds. If it takes longer, a profile shows why. Then delete these
+#    lines, because with the larger `B` the program would train worse.
 
 # %% [markdown]
 # ## Exercises

@@ -108,9 +108,9 @@ verdicts = [check("19_train_a_small_gpt", joint.__name__, joint) for joint in jo
 # %% [markdown]
 # ## The program, from the inside out
 #
-# The program has 210 lines, and only the network is new. Don't read it from top to bottom. Begin with the update, which
-# you've just written, then see what it calls, where its batch and its state come from, and what surrounds it. Open
-# [19_gpt.py](program/19_gpt.py) beside this page, and search for these names, each from a lesson that you know:
+# Without blank lines the program has 210 lines, and only the network is new. Don't read it from top to bottom. Begin with
+# the update, which you've just written, then see what it calls, where its batch and its state come from, and what surrounds
+# it. Open [19_gpt.py](program/19_gpt.py) beside this page, and search for these names, each from a lesson that you know:
 #
 # 1. **09**: `train_step`. It's your `update_once`, plus one extra line, which is explained below.
 # 2. **13**: `accumulate`. It adds up with `lax.psum`, and `train_step` divides by the count. Together they do what
@@ -224,7 +224,7 @@ print(lines[0])
 # %% [markdown]
 # Suppose that only one of the eight devices has survived. Continue with one process that has one device.
 #
-# **Predict:** how many of the seven decimals can you count on to be the first run's: all, six, or two?
+# **Predict:** to how many decimals can you count on the two runs to agree: all seven, five, or two?
 
 # %% tags=["prediction"]
 (resumed_lines,) = launch.outputs(launch.start(1, *command, DEVICES="1"))
@@ -237,9 +237,10 @@ lesson_19.two_runs(losses, interrupted_losses, pair_loss)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Six. Eight devices add up in a different order than one device, and float32 rounds after each addition, so the parameters
-# differ in their last bits. The seventh decimal of a loss may differ, too. Everything else is the same: the order of the
-# examples, their masks, and the number of the update. A folded cell below compares both.
+# Five. The losses agree to within a millionth, so the sixth decimal may flip. Two processes, or a single device, add up in
+# another order than eight devices of one process do. Float32 rounds after each addition, so the parameters differ in their
+# last bits. Everything else is the same: the order of the examples, their masks, and the number of the update. A folded
+# cell below compares the losses and the parameters.
 #
 # </details>
 #
@@ -276,9 +277,9 @@ print("largest difference in a loss:", mask_effect.round(3))
 #
 # </details>
 #
-# Both runs learn, and there's no error. You'd probably take the difference for noise. But you've just seen that another
-# number of devices changes the mean of an epoch by less than a millionth, so a hundredth is no rounding. Whenever you've
-# changed something, compare digits.
+# Both runs learn, and there's no error. You'd probably take the difference for noise. But you've just seen that other
+# devices and processes change the mean of an epoch by less than a millionth, so 0.03 is far too large for rounding.
+# Whenever you've changed something, compare digits.
 #
 # ## The mistake: the old folder, new settings
 #

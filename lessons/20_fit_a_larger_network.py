@@ -15,9 +15,9 @@
 # # 20. Fit a larger network
 #
 # In lesson 13 you cut the batch until it fit. What if a single example is already too much? The parameters of GPT-2
-# small take 2 GB with their gradients and Adam's moments. The activations need another 2.5 GB, for one text of 1,024
-# tokens. You'll save most of that by wrapping one function, and then store numbers in two bytes instead of four. After
-# that you'll use two bytes in the wrong place, and watch a third of the weights freeze without an error.
+# small take 2 GB with their gradients and Adam's moments. The activations of its twelve blocks need another 2.5 GB, for
+# one text of 1,024 tokens. You'll save most of that by wrapping one function, and then store numbers in two bytes instead
+# of four. After that you'll use two bytes in the wrong place, and watch a third of the weights freeze without an error.
 #
 # **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, say which
 # numbers must stay in float32, and know what to try first when memory runs out. 25 minutes, 45 with exercises.
@@ -196,8 +196,9 @@ for dtype in (jnp.float32, jnp.bfloat16):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it keeps only about a quarter less. Softmax and norms compute in float32, so what they keep stays in four bytes.
-# And there's something new: 0.17 GB are copies of the weights in bfloat16, which the products need.
+# No, it keeps only about a quarter less. The network casts to float32 before its softmax and in its norms, so what they
+# keep stays in four bytes. And there's something new: 0.17 GB are copies of the weights in bfloat16, which the products
+# need.
 #
 # </details>
 #
@@ -249,7 +250,7 @@ print("jnp.sum:", ones.sum(), "| a running total:", running_total)
 # | --- | --- | --- |
 # | a product of bfloat16 matrices on a GPU or TPU | float32 | its inputs and its result |
 # | `jnp.sum` and `jnp.mean`, and so `jax.nn.softmax` and Optax's losses | float32 | their inputs, exponentials and result |
-# | `nnx.LayerNorm`, `jax.nn.dot_product_attention` | float32 inside | their inputs and their result |
+# | `nnx.LayerNorm`, `jax.nn.dot_product_attention` | float32 inside | their inputs, attention's weights, and their result |
 # | a running `total = total + g` | bfloat16, so it gets stuck | everything |
 #
 # The second row is why the program casts its logits to float32: the sum would be fine, but a loss of 8.3178 would come
