@@ -132,7 +132,8 @@ for name, variant in variants.items():
 #
 # [gpt2.py](../pmapdp/lessons/programs/gpt2.py) has one block of GPT-2 in a dozen lines: attention with twelve heads, and
 # two layers after it. The next cell compiles the gradient of all twelve blocks for a single sequence, as it is and with
-# `jax.checkpoint` around each block. Nothing runs, because the compiler's plan needs only the shapes.
+# `jax.checkpoint` around each block. Nothing runs, because the compiler's plan needs only the shapes. The logits aren't in
+# it: 1,024 x 50,257 scores are another 0.2 GB, and their gradient takes as much.
 #
 # A block's input is 1,024 x 768 numbers in float32, which are 3.1 MB, so twelve inputs are 38 MB.
 #
