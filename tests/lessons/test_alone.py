@@ -16,7 +16,7 @@ from notebooks import built, figures, imports, printed, source
 LESSONS = build.sources()
 NUMBERS = [lesson.name[:2] for lesson in LESSONS]
 # 10 s to a minute each: run at night.
-LONGEST = ("11", "12", "14", "16", "17", "18", "19", "20", "21")
+LONGEST = ("11", "12", "13", "14", "16", "17", "18", "19", "20", "21")
 TWICE = ("11",)  # runs a second time in the same kernel, because it sets a global mesh
 TOLERANCE = 2e-3  # on another processor, rounding may tip an example
 # Lesson 19 reads Python's own library, which differs between versions of Python. Its

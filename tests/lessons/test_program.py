@@ -393,7 +393,7 @@ def test_two_tasks_of_open_mpi_4_are_one_run(tmp_path):
     require_one_run(run_two_tasks(OPEN_MPI_4, tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_tasks_time_their_step_with_what_lesson_18_copies(tmp_path):
     """Its last section names what goes into lesson 17's program, and shows the rest."""
     lesson = build.source_of("18").read_text().replace("\n# ", "\n")

@@ -775,7 +775,15 @@ MISTAKES_OF_LESSON_12 = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", MISTAKES_OF_LESSON_12)
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "none",
+        "sum",
+        pytest.param("no average", marks=pytest.mark.nightly),
+        pytest.param("same masks", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_reference_on_the_page_passes_for_the_correct_step_alone(tmp_path, mistake):
     old, new = MISTAKES_OF_LESSON_12[mistake]
     source = LESSON_12.read_text()
