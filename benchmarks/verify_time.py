@@ -3,8 +3,8 @@
     python -m benchmarks.verify_time
 
 A correct step is verified, and then one that adds the gradients up. All times are
-seconds of the processor, because those of the clock say little on a busy machine. Most
-of them go into compiling.
+seconds of the processor, because the clock says little on a busy machine. Most of this
+time goes into compiling.
 """
 
 import time

@@ -285,8 +285,8 @@ assert speedup(1, 1, 64)[0] == 64 / 2  # 50 % without overlap
 # 3. `least_examples` (10 minutes): a program overlaps a ring all-reduce of `n` bytes over `N` devices with its backward
 #    pass. What's the smallest number of examples on each device, at least 1, for which the backward pass takes at least
 #    as long? An example takes `seconds`, and two thirds of that are its backward pass.
-#    <details><summary>Hint</summary>Divide the ring's seconds by those of one example's backward pass, and round up.
-#    Try one device, too.</details>
+#    <details><summary>Hint</summary>Divide the ring's seconds by the seconds of one example's backward pass, and round
+#    up. Try one device, too.</details>
 
 
 # %%

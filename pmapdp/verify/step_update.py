@@ -124,7 +124,7 @@ class ComparedLeaf:
             predicted: One array for all devices, or an array for each of them.
         """
         if len(predicted) == 1:
-            predicted = [predicted[0]] * len(self.copies)
+            predicted = [predicted[0] for _ in self.copies]
         if len(predicted) != len(self.copies):
             return False
         pairs = zip(self.copies, predicted, strict=True)

@@ -60,7 +60,7 @@ def test_how_many_examples_eight_gpus_need():
 
 
 def test_what_others_got_with_eight_gpus():
-    """The rows are those of the notes, which tests/scaling computes."""
+    """The page shows the rows of the notes, which tests/scaling computes."""
     notes = (Path(__file__).parents[2] / "benchmarks" / "README.md").read_text("utf-8")
     computed = re.findall(r"^\| (?:8|256) .* \| (0\.\d+) \| (0\.\d+) \|", notes, re.M)
     shown = re.findall(

@@ -642,7 +642,7 @@ def init_dense():
 
 
 def test_what_takes_the_place_of_four_functions_of_2021(tmp_path):
-    """The sums, the shuffled columns and the moments are those of the old functions."""
+    """Sums, shuffled columns and moments are as the old functions made them."""
     same(jax.tree.map(jnp.add, {"w": W}, {"w": W}), {"w": 2 * W})
     names = {"jax": jax, "key": jax.random.key(0), "x": ROWS}
     shuffled = eval(CONSTRUCTS["shuffle"].shard_map.strip("`"), names)
