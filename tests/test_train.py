@@ -5,6 +5,7 @@ The default recipe, its output and its metrics file.
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import re
@@ -209,7 +210,14 @@ def test_the_bar_shows_the_newest_losses_also_when_an_epoch_begins(monkeypatch):
 
 
 def test_the_bar_reaches_each_end_and_its_time_stays_in_its_place(monkeypatch):
-    """Also if the last update of an epoch comes soon after the one before."""
+    """Also if the last update of an epoch comes soon after the one before.
+
+    Without rich's thread, which draws every 0.1 s, by luck one of them.
+    """
+    without_thread = functools.partialmethod(
+        rich.progress.Progress.__init__, auto_refresh=False
+    )
+    monkeypatch.setattr(rich.progress.Progress, "__init__", without_thread)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_REFRESHES", 1000.0)
@@ -263,7 +271,7 @@ class Bar:
     def __init__(self):
         self.texts = []
 
-    def update(self, task, completed, description):
+    def update(self, task, completed, description, refresh):
         self.texts.append(description)
 
 

@@ -132,7 +132,9 @@ class Report:
             # The loss alone fits 80 columns.
             self.read_newest_loss(meter)
             text = "  ".join([epoch, self.newest_loss, self.newest_speed]).rstrip()
-            self.bar.update(self.bar.task_ids[0], completed=step, description=text)
+            self.bar.update(
+                self.bar.task_ids[0], completed=step, description=text, refresh=True
+            )
         elif speed:
             steps = self.job.total_steps
             left = (steps - step) / updates_per_second
