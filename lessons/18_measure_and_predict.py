@@ -35,30 +35,37 @@ devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 
 # %% [markdown]
-# ## What a clock sees
+# ## Two numbers
 #
-# Put a clock around a call of a jitted function, and you can get three very different times. Which one would you publish?
+# Say that a step takes 3 ms on one device, and that 64 devices need 1 ms to sum their gradients. If each has a batch of
+# its own, their step takes 4 ms, so each works at 3/4 of its speed, and together they're 64 x 3/4 = 48 times as fast as
+# one.
+#
+# That's the whole calculation. So you need two numbers, and the first is the time of *your* step. Put a clock around a
+# call of a jitted function, and you can get three very different times. Which one would you publish?
 
 # %%
 lesson_18.three_durations()
 
 # %% [markdown]
 # The first call also traces and compiles. Later calls return before the result is there, because Python only
-# *dispatches* the work, as PyTorch does on a GPU. If you don't wait, a step may look a hundred times too fast. So
-# compile first, and wait with `block_until_ready`. And because a single call may be slow by accident, time many of
-# them, and look at the median and at the **quartiles**, between which half of the times lie.
+# *dispatches* the work, as PyTorch does on a GPU. If you don't wait, a step may look far too fast. So compile first,
+# and wait with `block_until_ready`. And because a single call may be slow by accident, time many of them, and look at
+# the median and at the **quartiles**, between which half of the times lie.
 #
 # ## The program so far, and what changes
 #
-# You start from [program/09_jit.py](program/09_jit.py), and let it measure itself before it trains. Three functions are
-# new:
+# You start from [program/09_jit.py](program/09_jit.py). Before it trains, it now measures its step and predicts 64
+# devices. Three functions are new:
 #
-# - `measure` returns the quartiles and the median of a step's time. For a step this small, Python spends longer making
-#   the call than the device spends computing. More devices don't shorten the call, so we leave it out: `lax.scan` puts
-#   ten steps into each. The predictions are for a program that trains like this, too.
-# - `all_reduce_seconds` calculates how long it takes to sum the gradients.
-# - `speedup` gives a **range**. At worst, nothing overlaps. At best, the all-reduce hides behind the backward pass,
-#   which is two thirds of the step, and you pay only for the rest.
+# - `measure` returns the quartiles and the median of a step's time. For a step this small, a call takes Python longer
+#   than the device computes, and more devices don't shorten the call. So `measure` puts ten steps into one call, with
+#   `lax.scan`. The prediction is for a program that trains like this, too.
+# - `all_reduce_seconds` calculates the second number, the time that it takes to sum the gradients.
+# - `speedup` puts the two together, as we did above. But devices may already sum the first gradients while the backward
+#   pass works on the others, as in lesson 06. You can't know how much that hides, so you get a **range**. At worst,
+#   nothing overlaps. At best, the all-reduce hides behind the whole backward pass, for which we assume two thirds of
+#   the step, and you pay only for the rest.
 #
 # include the difference of 09_jit.py and 18_measure.py
 
@@ -66,24 +73,24 @@ lesson_18.three_durations()
 # include program/18_measure.py
 
 # %% [markdown]
+# The first line has your step's time. If its quartiles are far apart, another program is using your cores. But a busy
+# machine may also be slow all the time, so measure a few times and believe the fastest. From here on, everything starts
+# from your median, `seconds`.
+#
 # ## How long does an all-reduce take?
 #
-# The first line has your step's time. If its quartiles are far apart, another program is using your cores, so close it
-# and measure again. Narrow quartiles prove little, because a busy machine may be slow all the time, so measure a few times
-# and believe the fastest. From here on, everything starts from your median, `seconds`.
-#
-# For the all-reduce you know two algorithms from lesson 06. In the **ring**, each device sends many small pieces. In
+# For the second number you know two algorithms from lesson 06. In the **ring**, each device sends many small pieces. In
 # the **butterfly**, partners exchange everything, but only log2(N) times. A third one is **halving and doubling**:
 # partners exchange half of their numbers, then a quarter, and so on, and gather the sums the same way back. Here's what
-# one of eight devices sends. Each message costs a latency, which is grey, and then time for its bytes.
+# one of eight devices sends. Each message costs a latency, which is grey, and then time for its bytes, which is blue.
 
 # %%
 lesson_18.three_all_reduces()
 
 # %% [markdown]
-# The butterfly is best for few bytes, and halving for many, so `all_reduce_seconds` takes the faster of the two. With
-# the metric sums, your gradients are only 9,652 bytes. We assume that a message on Ethernet takes 20 µs, which is a
-# guess for TCP. In a ring, each of 64 devices sends 126 messages, one after the other.
+# The butterfly is best for few bytes, and halving for many, so `all_reduce_seconds` takes the faster of the two. Your
+# gradients and metric sums are only 9,652 bytes. For a message on Ethernet we assume a latency of 20 µs. That's a
+# guess, and less than the 50 µs of lesson 06. In a ring, each of 64 devices sends 126 messages, one after the other.
 #
 # **Predict:** how long would that ring take: about 0.02, 0.2, or 2.5 ms?
 
@@ -103,8 +110,8 @@ for name, all_reduce in {"ring": ring, "butterfly": all_reduce_seconds(n, 64)}.i
 #
 # Before you believe the second line, there are three catches:
 #
-# - XLA merges this network's gradients into one all-reduce, so nothing overlaps. Expect the lower number.
-# - Even the lower number is an upper estimate, because your library may have no butterfly. NVIDIA's NCCL [chooses
+# - XLA for CPUs merges your gradients into one all-reduce, so nothing overlaps. Expect the lower number.
+# - Even the lower number is optimistic, because your library may have no butterfly. NVIDIA's NCCL [chooses
 #   between](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo) rings, trees, and sums inside
 #   the switches. A tree sends the sums up to its root and back down, so it needs about twice as many messages.
 # - A slow step predicts a *better* speed-up: 15 for a step of 0.05 ms, but over 50 for 0.7 ms. So make the step fast
@@ -116,11 +123,12 @@ for name, all_reduce in {"ring": ring, "butterfly": all_reduce_seconds(n, 64)}.i
 # scaling** all 64 share your batch of 128, so each computes with 2 examples. At best, computing then takes a 64th of
 # the time, but the all-reduce takes as long as before.
 #
-# The next cell compares your network with a ResNet-50 on A100s, with 256 images in a batch. Its step takes 273 ms on
-# one GPU, and summing its 102 MB of gradients over 64 GPUs takes 1.6 ms. [scaling.py](../pmapdp/scaling.py) calculates
-# that, and names the sources of its numbers.
+# The next cell compares your network with a larger one: a ResNet-50 on A100s, with 256 images in a batch. NVIDIA
+# measured 273 ms for its step on one GPU. By [scaling.py](../pmapdp/scaling.py), which names its sources, 64 GPUs sum
+# its 102 MB of gradients in 1.6 ms.
 #
-# **Predict:** your 64 devices share your batch of 128. When are they slower than one device?
+# **Predict:** your 64 devices share your batch of 128. If your step is short enough, they're slower than one device
+# alone. How short must it be?
 
 # %% tags=["prediction"]
 RESNET_BYTES = 4 * 25_557_032  # its parameters in float32
@@ -147,15 +155,14 @@ lesson_18.efficiency_by_devices(counts, weak, strong)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# When your step takes less than 0.17 ms on one device. However many devices share the work, every update still needs an
-# all-reduce of 0.17 ms.
+# Shorter than 0.17 ms. However many devices share the work, every update still needs an all-reduce of 0.17 ms.
 #
 # </details>
 #
 # Where a line is below 50 %, the all-reduce takes longer than the computing, so your devices mostly wait. A ResNet-50
-# is nowhere near that. With a batch on each, 64 GPUs lose at most 0.6 %. If they share one batch, each computes with 4
-# images for 4.3 ms, so the 1.6 ms count: without overlap, you train 46 times as fast as on one GPU. With overlap it's
-# 64, provided that 4 images keep a GPU as busy as 256.
+# is nowhere near that. With a batch on each, 64 GPUs lose at most 0.6 %. If they share one batch, each computes for
+# only 4.3 ms, on 4 images, so the 1.6 ms count. Without overlap, you train 46 times as fast as on one GPU. With overlap
+# it's 64, provided that 4 images keep a GPU as busy as 256.
 #
 # So the offer is poor for your small network, and good for a ResNet-50, because its steps are long. Longer steps need
 # more examples on each device: [lesson 21](21_choose_a_batch_size.ipynb) shows how large a batch can grow.
@@ -164,13 +171,14 @@ lesson_18.efficiency_by_devices(counts, weak, strong)
 #
 # Would you bet on this?
 # [NVIDIA](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
-# trained a ResNet-50 on one and on eight A100s of one machine. An update has 2,048 images either way: [one GPU adds up
-# eight steps](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml)
-# of 256, and eight GPUs share them. In TF32, 256 images take 273 ms. NVLink sums in 0.65 ms by `scaling.py`, so each of
-# the eight should lose at most 0.2 % of its speed. In mixed precision one A100 trains 2.6 times as fast, but its
-# gradients stay in float32.
+# trained a ResNet-50 on one A100, and on the eight A100s of one machine, with 256 images on each. So we can predict the
+# second run from the first, and compare.
 #
-# **Predict:** should the A100s lose less than 0.2 % in mixed precision, as much, or more?
+# In TF32, one A100 needs 273 ms for its 256 images. `scaling.py` calculates that eight of them sum their gradients over
+# NVLink in 0.65 ms, so each should lose about 0.2 % of its speed. In mixed precision one A100 trains 2.6 times as fast,
+# but its gradients are still in float32.
+#
+# **Predict:** in mixed precision, should the A100s lose less than 0.2 %, as much, or more?
 
 # %% tags=["prediction"]
 runs = {  # each one's part of the ideal speed: without overlap, with full overlap, and as found
@@ -186,19 +194,19 @@ lesson_18.predicted_against_found(runs)
 #
 # </details>
 #
-# In TF32 the calculation is 3 points off, but in mixed precision it's 15. A step takes 10 ms longer on eight GPUs in
-# TF32, and 20 ms in mixed precision, though both send the same bytes. It isn't the optimizer, which needs 0.35 ms even
-# if it's Adam. The data loader is a better suspect, because the host decodes real images, and eight GPUs want 16,621 of
-# them a second. That's likely, but only a profile of these runs could prove it.
+# In TF32 the calculation is 3 points off, but in mixed precision it's 15. On eight GPUs a step takes 10 ms longer in
+# TF32, and 20 ms in mixed precision, though both send the same bytes. So what else takes time? A likely cause is the
+# data loader, because the host decodes real images, and eight GPUs want 16,621 of them a second. But only a profile of
+# these runs could prove it.
 #
 # ## What to expect of real devices
 #
 # The calculation knows nothing about loading data, launching kernels, or waiting for the slowest device, so its number
-# is a limit. If even the limit is poor, no tuning helps. If it's good, expect less. And if one device waits for its
-# host, N devices wait, too, so you'd pay for 64 that are idle.
+# is a limit. If even the limit is poor, no tuning helps. If it's good, expect less.
 #
-# How would you notice that? A **profile** shows what ran when. You record one with `jax.profiler.trace(folder)`, and
-# open it in [ui.perfetto.dev](https://ui.perfetto.dev). Here's pmapdp's CNN on an H200, with jax 0.11.2.
+# You can find one of these losses before you pay for 64 GPUs: if your one GPU waits for its host, each of the 64 would
+# wait, too. A **profile** shows what ran when. You record one with `jax.profiler.trace(folder)`, and open it in
+# [ui.perfetto.dev](https://ui.perfetto.dev). Here's pmapdp's CNN on an H200, with jax 0.11.2.
 
 # %%
 lesson_18.trace_of_an_h200()
@@ -206,9 +214,10 @@ lesson_18.trace_of_an_h200()
 # %% [markdown]
 # In each update the GPU computes for 0.12 ms, and then waits for the host. Without the profiler, which slows the host
 # down, an update with 64 images took 1.1 ms, at 58,000 images a second ([Speed](../docs/speed.md#on-a-gpu)). So the GPU
-# waits about nine tenths of the time. The cure is to put more work into a call. With 4,096 images an update took only
-# twice as long, so the CNN trained on thirty times as many images a second. Or put ten updates into a call, as
-# `measure` does.
+# waits about nine tenths of the time.
+#
+# The cure is to put more work into a call. With 4,096 images an update took only twice as long, so the CNN trained on
+# thirty times as many images a second. Or put ten updates into a call, as `measure` does.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
@@ -246,8 +255,6 @@ assert (round(mixed[0], 3), mixed[1], round(mixed[2], 3)) == (0.994, 1, 0.841)
 on_one, on_eight = 256 / np.array([0.938, 2.470]), 8 * 256 / np.array([7.248, 16.621])
 assert list(on_one.round()) == [273, 104]
 assert list((on_eight - on_one).round()) == [10, 20]
-adam = scaling.predict(scaling.A100, 8, 256, scaling.RESNET_PARAMETERS, 1, 1).update
-assert round(1e3 * adam, 2) == 0.35
 assert speedup(1, 1, 64)[0] == 64 / 2  # 50 % without overlap
 
 # %% [markdown]
@@ -269,7 +276,7 @@ assert speedup(1, 1, 64)[0] == 64 / 2  # 50 % without overlap
 #    ```
 #
 #    You predicted `seconds` plus what the all-reduce adds. If it takes longer, a profile shows why. Then delete these
-#    lines, because with the larger `B` the program would train worse.
+#    lines, or you'd train with the larger `B`.
 
 # %% [markdown]
 # ## Exercises
@@ -279,9 +286,10 @@ assert speedup(1, 1, 64)[0] == 64 / 2  # 50 % without overlap
 # 1. `fixed_timer` (5 minutes, find the mistakes): `broken_timer` should return how many seconds a call of the jitted
 #    `function(x)` takes, until its result is there, and without compiling. `clock()` gives the time in seconds.
 #    <details><summary>Hint</summary>There are two mistakes. The first picture shows both.</details>
-# 2. `scan_flops` (10 minutes): `jax.jit(f).lower(...).compile().cost_analysis()["flops"]` counts a program's
-#    operations. How many does `lax.scan(layer, x, weights)` take, all rounds together, to 1 %? `layer(x, w)` returns
-#    `(x, None)`. <details><summary>Hint</summary>JAX counts the body of a scan once, however often it runs.</details>
+# 2. `scan_flops` (10 minutes): a device that you don't have can't be timed, but you can count operations and divide by
+#    its speed. `jax.jit(f).lower(...).compile().cost_analysis()["flops"]` counts those of f. How many does
+#    `lax.scan(layer, x, weights)` take, all rounds together, to 1 %? `layer(x, w)` returns `(x, None)`.
+#    <details><summary>Hint</summary>JAX counts the body of a scan once, however often it runs.</details>
 # 3. `least_examples` (10 minutes): a program overlaps a ring all-reduce of `n` bytes over `N` devices with its backward
 #    pass. What's the smallest number of examples on each device, at least 1, for which the backward pass takes at least
 #    as long? An example takes `seconds`, and two thirds of that are its backward pass.
