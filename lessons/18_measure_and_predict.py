@@ -256,6 +256,7 @@ on_one, on_eight = 256 / np.array([0.938, 2.470]), 8 * 256 / np.array([7.248, 16
 assert list(on_one.round()) == [273, 104]
 assert list((on_eight - on_one).round()) == [10, 20]
 assert speedup(1, 1, 64)[0] == 64 / 2  # 50 % without overlap
+assert speedup(3, 1, 64)[0] == 48
 
 # %% [markdown]
 # ## Tomorrow, on your machine
