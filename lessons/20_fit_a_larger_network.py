@@ -41,12 +41,12 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## What does the backward pass keep?
 #
-# Start with a network that's small enough to count: lesson 13's twelve layers of width 128, and 1,024 examples. This time
-# the layers run in a `lax.scan`, as in many large JAX models. One array `[1024, 128]` of float32 for each layer takes
-# 12 x 1,024 x 128 x 4 bytes, or 6.3 MB.
+# Start with a network that's small enough to count: lesson 13's twelve layers of width 128, and 1,024 examples. This
+# time the layers run in a `lax.scan`, as in many large JAX models. If each layer keeps one array `[1024, 128]` of
+# float32, that's 12 x 1,024 x 128 x 4 bytes, or 6.3 MB.
 #
-# How many arrays does each layer keep? Count them. `jax.vjp` runs the forward pass and returns the backward pass as a
-# function. This function is a pytree, and its leaves are the arrays that have been kept.
+# How many does a layer keep? You can count them, because `jax.vjp` runs the forward pass and returns the backward pass
+# as a function. This function is a pytree, and its leaves are the arrays that have been kept.
 
 # %%
 random = np.random.default_rng(0)
@@ -82,14 +82,13 @@ print(kept)
 #
 # ## Compute again instead of keeping
 #
-# Do you have to keep them? You can get all the others back from the layer's input, by computing them again. That's
-# called **rematerialization**. If you wrap the layer in `jax.checkpoint`, JAX keeps only its input, besides the
-# weights, which are there anyway. When the backward pass arrives at the layer, it first repeats the layer's forward
-# pass. PyTorch's `torch.utils.checkpoint` does the same.
+# Do you have to keep them all? From the layer's input you can compute the others again. That's called
+# **rematerialization**. If you wrap the layer in `jax.checkpoint`, JAX keeps only its input, besides the weights, which
+# are there anyway. When the backward pass arrives at the layer, it first repeats the layer's forward pass. PyTorch's
+# `torch.utils.checkpoint` does the same.
 #
-# A *policy* says what to keep besides the input, for example the results of matrix products. With
-# `save_only_these_names` you name the arrays yourself, and `save_and_offload_only_these_names` can move them to the
-# host's memory.
+# And there's a way in between: a *policy* says what to keep besides the input, for example the results of matrix
+# products.
 
 # %%
 policy = jax.checkpoint_policies.dots_saveable
@@ -124,16 +123,16 @@ for name, variant in variants.items():
 #
 # </details>
 #
-# Does a third more work take a third more time? About that: [Chen et al., 2016](https://arxiv.org/abs/1604.06174) trained a
-# residual network of 1,000 layers in 7 GB instead of 48, for 30 % more running time. This lesson's CPU can't tell you how
-# long your GPU will take, so time it there.
+# Does a third more work take a third more time? In [Chen et al., 2016](https://arxiv.org/abs/1604.06174), about that: a
+# residual network of 1,000 layers trained in 7 GB instead of 48, for 30 % more running time. This lesson's CPU can't
+# tell you how long your GPU will take, so time it there.
 #
 # ## The blocks of GPT-2
 #
-# [gpt2.py](../pmapdp/lessons/programs/gpt2.py) has one block of GPT-2 in a dozen lines: attention with twelve heads, and
-# two layers after it. The next cell compiles the gradient of all twelve blocks for a single sequence, as it is and with
-# `jax.checkpoint` around each block. Nothing runs, because the compiler's plan needs only the shapes. The logits aren't in
-# it: 1,024 x 50,257 scores are another 0.2 GB, and their gradient takes as much.
+# [gpt2.py](../pmapdp/lessons/programs/gpt2.py) has one block of GPT-2 in a dozen lines: attention with twelve heads,
+# and two layers after it. The next cell compiles the gradient of all twelve for a single sequence, as it is and with
+# `jax.checkpoint` around each block. Nothing runs, because the compiler's plan needs only the shapes. The plan leaves
+# out the logits, whose 1,024 x 50,257 scores are another 0.2 GB, and their gradient, which takes as much.
 #
 # A block's input is 1,024 x 768 numbers in float32, which are 3.1 MB, so twelve inputs are 38 MB.
 #
@@ -172,7 +171,7 @@ lesson_20.in_the_backward_pass()
 #
 # ## Two bytes for a number
 #
-# The other way is to make each number smaller:
+# You now keep fewer numbers. You can also make each of them smaller:
 
 # %%
 lesson_20.number_formats()
@@ -203,15 +202,17 @@ for dtype in (jnp.float32, jnp.bfloat16):
 #
 # </details>
 #
-# The compiler may still add arrays of its own. Its plan for this CPU is larger with bfloat16 in jax 0.10, and smaller
-# in 0.12.
+# That's what JAX keeps. The compiler may add arrays of its own, so its plan for this CPU gets larger with bfloat16 in
+# jax 0.10, and smaller in 0.12.
 #
 # The second gain is speed. On one H200, pmapdp trained ResNet-18 with 40,700 images a second in float32, and with
-# 78,200 in bfloat16 ([Speed](../docs/speed.md#on-a-gpu)). But "float32" means
-# [TF32](https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision) there: JAX rounds the inputs of each product to
-# 11 significant bits on such a GPU. We haven't measured full float32.
+# 78,200 in bfloat16 ([Speed](../docs/speed.md#on-a-gpu)). This "float32" had rounded inputs, too: on such a GPU, JAX
+# rounds the inputs of each product to [TF32](https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision), which has
+# 11 significant bits. We haven't measured full float32.
 #
-# Is 8 bits of precision enough for a parameter? Let it be 1 and its update 0.001, both in bfloat16. The next number
+# ## Which numbers need four bytes?
+#
+# Are 8 bits of precision enough for a parameter? Let it be 1 and its update 0.001, both in bfloat16. The next number
 # after 1 is 1 + 1/128.
 #
 # **Predict:** what's the parameter after the update?
@@ -245,27 +246,18 @@ print("jnp.sum:", ones.sum(), "| a running total:", running_total)
 # The running total gets stuck at 256. There, the next number is 258, so 256 + 1 rounds back to 256. `jnp.sum` adds in
 # float32, and rounds only its result.
 #
-# So who adds in float32, and what's still rounded to 8 bits?
-#
-# | what adds | the sum | rounded to 8 bits |
-# | --- | --- | --- |
-# | a product of bfloat16 matrices on a GPU or TPU | float32 | its inputs and its result |
-# | `jnp.sum` and `jnp.mean`, and so `jax.nn.softmax` and Optax's losses | float32 | their inputs, exponentials and result |
-# | `nnx.LayerNorm`, `jax.nn.dot_product_attention` | float32 inside | their inputs, attention's weights, and their result |
-# | a running `total = total + g` | bfloat16, so it gets stuck | everything |
-#
-# The second row is why the program casts its logits to float32: the sum would be fine, but a loss of 8.3178 would come
-# out as 8.3125.
+# So it's your own running totals that you have to watch. `jnp.mean`, `jax.nn.softmax` and Optax's losses add in
+# float32, too, and so does a product of bfloat16 matrices on a GPU or TPU. But what they return is rounded to 8 bits: a
+# loss of 8.3178 would come out as 8.3125. That's why the program below casts its logits to float32.
 #
 # ## The program so far, and what changes
 #
 # You start from [program/13_accumulate.py](program/13_accumulate.py). Its network is too small to gain anything, but in
 # a large one you'd change the same lines: each layer gets a dtype, and one of them is recomputed.
 #
-# Around a Flax layer, use `nnx.remat`. `jax.checkpoint` works on a copy of the layer, so whatever the layer changes in
-# itself is lost without an error: the running mean of `nnx.BatchNorm` never moves, and `nnx.Dropout` draws the same
-# mask each time. `nnx.remat` keeps these changes. If you write `jax.checkpoint(lambda x: layer(x))`, a layer that
-# changes itself raises a `TraceContextError`. `nnx.Linear` never changes itself, but the layers of your larger network may.
+# Around a Flax layer, use `nnx.remat` instead of `jax.checkpoint`, because some layers change themselves when they're
+# called. `jax.checkpoint` works on a copy of the layer, so these changes are lost without an error: the running mean of
+# `nnx.BatchNorm` never moves, and `nnx.Dropout` draws the same mask each time. `nnx.remat` keeps the changes.
 #
 # include the difference of 13_accumulate.py and 20_fit.py
 #
@@ -280,10 +272,10 @@ print("jnp.sum:", ones.sum(), "| a running total:", running_total)
 #
 # ## The mistake: parameters in bfloat16
 #
-# If two bytes are enough for activations, why not store the parameters in bfloat16 and save even more? `dtypes.train` in
-# [dtypes.py](../pmapdp/lessons/programs/dtypes.py) trains your network on one device, with parameters of one dtype and
-# products of another. Adam's moments stay in float32, so that nothing else differs. The learning rate is a tenth of the
-# program's, chosen to show the mistake. In a wide layer the weights are smaller, so they'd freeze only at a smaller rate.
+# You've seen a parameter of 1 get stuck. But your weights are smaller than 1, so why not store them in bfloat16 and
+# save even more? `dtypes.train` in [dtypes.py](../pmapdp/lessons/programs/dtypes.py) trains your network on one device,
+# with parameters of one dtype and products of another. Adam's moments stay in float32, so that nothing else differs.
+# The learning rate is a tenth of the program's, chosen to show the mistake.
 #
 # Adam usually moves a weight by about the learning rate, 0.0003, or less. Between 1/8 and 1/4, neighbouring bfloat16 numbers
 # are 1/1024 apart. Between 1/32 and 1/16 they're 1/4096 apart.
@@ -318,9 +310,11 @@ for name, group in {"above": is_large, "below": ~is_large}.items():
 #
 # </details>
 #
-# There's no error and no NaN. The loss just falls more slowly, and if you saw only this curve, you'd blame your learning
-# rate. The other two curves lie on top of each other. With the program's rate of 0.003 the large weights move, too, and the
-# loss comes within 10 % of float32's. So the mistake may hide until the rate decays, or the weights grow.
+# There's no error and no NaN. The loss just falls more slowly, and if you saw only this curve, you'd blame your
+# learning rate. The other two curves lie on top of each other.
+#
+# With the program's rate of 0.003 the large weights move, too, and the loss comes within 10 % of float32's. So the
+# mistake may hide until the rate decays, or the weights grow.
 #
 # Every number that you add to again and again can get stuck like this. Compute in bfloat16, and **keep parameters,
 # optimizer state and sums in float32**.
@@ -333,7 +327,7 @@ for name, group in {"above": is_large, "below": ~is_large}.items():
 #
 # If the activations don't fit, try these in order, and stop as soon as they do:
 #
-# 1. **Compute in bfloat16.** About a quarter fewer bytes are kept, and a GPU can get faster.
+# 1. **Compute in bfloat16.** GPT-2's blocks keep about a quarter fewer bytes, and a GPU can get faster.
 # 2. **Use flash attention** if your texts are long, because then attention's arrays are the largest.
 # 3. **Accumulate**, as in lesson 13, if a device has more than one example at a time. It computes nothing twice, but
 #    tiny micro-batches don't keep a GPU busy.
@@ -345,8 +339,6 @@ for name, group in {"above": is_large, "below": ~is_large}.items():
 
 # %% tags=["proof"]
 # The asserts behind all answers and numbers.
-for name in ("save_only_these_names", "save_and_offload_only_these_names"):
-    assert hasattr(jax.checkpoint_policies, name)
 assert kept["keep everything"] == (5 if jax.__version__ >= "0.12" else 6)
 assert (kept["keep products"], kept["keep inputs"]) == (2, 1)
 assert list(products.values()) == [3, 3, 4]
