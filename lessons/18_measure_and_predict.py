@@ -55,8 +55,7 @@ lesson_18.three_durations()
 #
 # ## The program so far, and what changes
 #
-# You start from [program/09_jit.py](program/09_jit.py). Before it trains, it now measures its step and predicts 64
-# devices. Three functions are new:
+# You start from [program/09_jit.py](program/09_jit.py). Three functions are new:
 #
 # - `measure` returns the quartiles and the median of a step's time. For a step this small, a call takes Python longer
 #   than the device computes, and more devices don't shorten the call. So `measure` puts ten steps into one call, with
@@ -161,8 +160,8 @@ lesson_18.efficiency_by_devices(counts, weak, strong)
 #
 # Where a line is below 50 %, the all-reduce takes longer than the computing, so your devices mostly wait. A ResNet-50
 # is nowhere near that. With a batch on each, 64 GPUs lose at most 0.6 %. If they share one batch, each computes for
-# only 4.3 ms, on 4 images, so the 1.6 ms count. Without overlap, you train 46 times as fast as on one GPU. With overlap
-# it's 64, provided that 4 images keep a GPU as busy as 256.
+# only 4.3 ms, on 4 images, so the 1.6 ms count. Without overlap they're 46 times as fast as one, if 4 images keep a GPU
+# as busy as 256.
 #
 # So the offer is poor for your small network, and good for a ResNet-50, because its steps are long. Longer steps need
 # more examples on each device: [lesson 21](21_choose_a_batch_size.ipynb) shows how large a batch can grow.
@@ -171,8 +170,7 @@ lesson_18.efficiency_by_devices(counts, weak, strong)
 #
 # Would you bet on this?
 # [NVIDIA](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
-# trained a ResNet-50 on one A100, and on the eight A100s of one machine, with 256 images on each. So we can predict the
-# second run from the first, and compare.
+# trained a ResNet-50 on one A100 and on eight of one machine, with 256 images on each, so we can compare.
 #
 # In TF32, one A100 needs 273 ms for its 256 images. `scaling.py` calculates that eight of them sum their gradients over
 # NVLink in 0.65 ms, so each should lose about 0.2 % of its speed. In mixed precision one A100 trains 2.6 times as fast,
@@ -204,9 +202,9 @@ lesson_18.predicted_against_found(runs)
 # The calculation knows nothing about loading data, launching kernels, or waiting for the slowest device, so its number
 # is a limit. If even the limit is poor, no tuning helps. If it's good, expect less.
 #
-# You can find one of these losses before you pay for 64 GPUs: if your one GPU waits for its host, each of the 64 would
-# wait, too. A **profile** shows what ran when. You record one with `jax.profiler.trace(folder)`, and open it in
-# [ui.perfetto.dev](https://ui.perfetto.dev). Here's pmapdp's CNN on an H200, with jax 0.11.2.
+# If your one GPU already waits for its host, all 64 would wait, too. A **profile** shows you that before you pay for
+# them. You record one with `jax.profiler.trace(folder)`, and open it in [ui.perfetto.dev](https://ui.perfetto.dev).
+# Here's pmapdp's CNN on an H200, with jax 0.11.2.
 
 # %%
 lesson_18.trace_of_an_h200()

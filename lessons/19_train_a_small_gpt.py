@@ -20,8 +20,8 @@
 # it again in two processes, kill both, and let a single device continue. How close are the two runs' losses?
 #
 # **You will** write three places where the parts meet, read the trainer around them, break one of them, and guard a run
-# against changed settings. 24 minutes, 54 with exercises, and another 17 to read the program, whose runs take two to five
-# minutes on two cores. You need lessons [08](08_keep_dropout_and_metrics_exact.ipynb),
+# against changed settings. 24 minutes, 54 with exercises. It takes another 17 to read the program, and its runs take
+# two to five minutes on two cores. You need lessons [08](08_keep_dropout_and_metrics_exact.ipynb),
 # [13](13_more_batch_than_memory.ipynb), [14](14_survive_a_kill.ipynb), [16](16_born_sharded.ipynb) and
 # [17](17_many_processes.ipynb). One word, bfloat16, is from [20](20_fit_a_larger_network.ipynb).
 
@@ -54,28 +54,19 @@ lesson_19.one_update()
 #
 # ## Write three of the joints
 #
-# You know all the parts, so join them yourself before you see how the program does it.
+# You know all the parts, so join them yourself before you see how the program does it. Begin in the middle of the
+# picture, with the update.
 #
 # 1. `update_once` (10 minutes) joins lessons 08, 09 and 13. Update the state `(model, optimizer_state, step)` with the
 #    batch `(examples, weights, indices)`, and return the new state and the sums. You get three functions, besides the
 #    optimizer:
 #    - `example_keys(step, indices)` makes a random key for each row.
 #    - `loss_sums(model, (examples, weights, keys))` returns the summed loss, and a dictionary of sums with a `"count"`.
-#    - `accumulate(f, model, batch)` calls `f(model, micro_batch)` for each micro-batch on each device, and returns the sum
-#      of all results, after one all-reduce.
+#    - `accumulate(f, model, batch)` calls `f(model, micro_batch)` for each micro-batch on each device, and returns the
+#      sum of all results, after one all-reduce.
 #
 #    <details><summary>Hint</summary>f can be <code>jax.grad(loss_sums, has_aux=True)</code>. What do you divide by, and
 #    when?</details>
-# 2. `place_rows` (5 minutes) joins lessons 03 and 17. After shuffling, row i of the batch is example `rows[i]`. Return the
-#    batch as a global array with this shape and sharding. `read(numbers)` reads examples from the disk. Call it for each
-#    device of this process, and only with the numbers of that device's rows, because other processes read the rest.
-#    <details><summary>Hint</summary><code>jax.make_array_from_callback(shape, sharding, f)</code> calls f with the place
-#    of a device's rows in the array, as a slice for each axis.</details>
-# 3. `resume` (5 minutes) joins lessons 14 and 16. `checkpoints` is an Orbax manager. After epochs 0, 1 and so on, an
-#    earlier run saved the leaves of its state, as a list, and perhaps from other devices. `state` is a new state on your
-#    devices. Return the newest saved state, placed like `state`, and the number of the next epoch. If nothing was saved,
-#    return `state` and 0. <details><summary>Hint</summary><code>jax.tree.flatten</code>, and
-#    <code>ocp.args.StandardRestore(leaves)</code>.</details>
 
 # %%
 import numpy as np
@@ -92,45 +83,85 @@ def update_once(
     ...  # your code: 7 lines
 
 
+update_verdict = check("19_train_a_small_gpt", "update_once", update_once)
+
+# %% [markdown]
+# Above the update, each device gets its rows of the batch.
+#
+# 2. `place_rows` (5 minutes) joins lessons 03 and 17. After shuffling, row i of the batch is example `rows[i]`. Return
+#    the batch as a global array with this shape and sharding. `read(numbers)` reads examples from the disk. Call it for
+#    each device of this process, and only with the numbers of that device's rows, because other processes read the
+#    rest. <details><summary>Hint</summary><code>jax.make_array_from_callback(shape, sharding, f)</code> calls f with
+#    the place of a device's rows in the array, as a slice for each axis.</details>
+
+
+# %%
 def place_rows(read, rows, shape, sharding):
     """The global array of examples, from the rows of this process's devices."""
     ...  # your code: 1 line
 
 
+rows_verdict = check("19_train_a_small_gpt", "place_rows", place_rows)
+
+# %% [markdown]
+# Below the update, the state goes into a checkpoint. Can you get it back?
+#
+# 3. `resume` (5 minutes) joins lessons 14 and 16. `checkpoints` is an Orbax manager. After epochs 0, 1 and so on, an
+#    earlier run saved the leaves of its state in it, as a list, and perhaps from other devices. `state` is a new state
+#    on your devices. Return the newest saved state, placed like `state`, and the number of the next epoch. If nothing
+#    was saved, return `state` and 0. <details><summary>Hint</summary><code>jax.tree.flatten</code>, and
+#    <code>ocp.args.StandardRestore(leaves)</code>.</details>
+
+
+# %%
 def resume(checkpoints, state):
     """The state to continue from, and the number of the next epoch."""
     ...  # your code: 6 lines
 
 
-joints = (update_once, place_rows, resume)
-verdicts = [check("19_train_a_small_gpt", joint.__name__, joint) for joint in joints]
+resume_verdict = check("19_train_a_small_gpt", "resume", resume)
 
 # %% [markdown]
-# ## The program, from the inside out
+# ## Read the program
 #
-# Without blank lines the program has 210 lines, and only the network is new. Don't read it from top to bottom. Begin with
-# the update, which you've just written, then see what it calls, where its batch and its state come from, and what surrounds
-# it. Open [19_gpt.py](program/19_gpt.py) beside this page, and search for these names, each from a lesson that you know:
+# Without blank lines the program has 210 lines, and only the network is new. Open [19_gpt.py](program/19_gpt.py) beside
+# this page, and read it in the order of your three functions: first the update, then its rows, then the state.
 #
-# 1. **09**: `train_step`. It's your `update_once`, plus one extra line, which is explained below.
-# 2. **13**: `accumulate`. It adds up with `lax.psum`, and `train_step` divides by the count. Together they do what
-#    `lax.pmean` did in lesson 05. The line with `lax.pcast` is lesson 10's: without it each `jax.grad` would add up over
-#    the devices by itself, and the `psum` would add up once more, so the gradients would be eight times too large.
-# 3. **08**: `example_keys` and `dropout`. A mask depends on the example and on the number of the update. This number must
-#    survive a kill, so it's part of the state.
-# 4. **03**: `read_examples`, `batches` and `report`. A tenth of the examples is the test data. They're shuffled first,
-#    because the first few files differ from the rest.
-# 5. **17**: the part below "Many processes", and `place_batch`. The text is short, so all processes make the whole batch,
-#    and each places its own devices' rows. For a long text, use your `place_rows`. As in lesson 17, the program stops if
-#    `PROCESSES` isn't set. If two processes failed to connect, each would train by itself, and both would write into the
-#    same folder.
-# 6. **16**: `init_state` and `shard`. Each device stores an eighth of the parameters and of Adam's moments. But
-#    `accumulate` needs all parameters on each device, so they're gathered in every update and must fit.
-# 7. **14**: what saves and restores below "Resume", including your `resume`. All processes run it, because each has its
-#    own shards. The loop over the epochs is there, too.
-# 8. **20**: `compute_dtype`. On a GPU or TPU the blocks compute in bfloat16, and the logits in float32.
+# ### The update
 #
-# The network comes last. It takes b examples through these shapes:
+# `train_step` is your `update_once` with one extra line. `example_keys` and `dropout` are from lesson 08. A mask
+# depends on the example and on the number of the update. This number must survive a kill, so it's part of the state.
+#
+# `accumulate` is from lesson 13. It adds up with `lax.psum`, and `train_step` divides by the count. Together they do
+# what `lax.pmean` did in lesson 05. The line with `lax.pcast` is from lesson 10: without it each `jax.grad` would add
+# up over the devices by itself, and `lax.psum` would add up once more, so the gradients would be eight times too large.
+#
+# The extra line is `lax.with_sharding_constraint`, from lesson 09. Clipping needs the norm of the whole gradient.
+# Without the line, each device keeps only a shard of each gradient, so the norm takes a sum over the devices for each
+# of the 18 arrays, and the update 18 all-reduces. With the line, the gradients stay whole after the first all-reduce,
+# and it's the only one.
+#
+# ### The rows
+#
+# `read_examples` and `batches` are from lesson 03. The examples are shuffled before a tenth of them becomes the test
+# data, because the first few files differ from the rest.
+#
+# The part below "Many processes" is from lesson 17, and so is `place_batch`. The text is short, so all processes make
+# the whole batch, and each places its own devices' rows. For a long text, use your `place_rows`. If `PROCESSES` isn't
+# set, the program stops. Otherwise two processes that failed to connect would each train alone, and write into the same
+# folder.
+#
+# ### The state
+#
+# `init_state` and `shard` are from lesson 16. Each device stores an eighth of the parameters and of Adam's moments. But
+# `accumulate` needs all parameters on each device, so they're gathered in every update and must fit.
+#
+# The part below "Resume" is from lesson 14, with the loop over the epochs. All processes run it, because each has its
+# own shards.
+#
+# ## The network
+#
+# Now for the new part. It takes b examples through these shapes:
 #
 # | in the program | what happens | shape |
 # | --- | --- | --- |
@@ -141,13 +172,10 @@ verdicts = [check("19_train_a_small_gpt", joint.__name__, joint) for joint in jo
 # | `logits` | a score for each byte that may follow | `[b, 64, 256]` |
 #
 # Only attention lets positions see each other. `is_causal=True` hides the later ones, because they hold the answers.
-# Attention and the two layers work alike: they normalize what they get, compute something from it, and *add* the result.
-# Thanks to the norm, the numbers don't grow from layer to layer. The network has only one attention and one pair of layers,
-# and 167,584 parameters in total, so the program is quick.
-#
-# And the extra line in `train_step`? It's `lax.with_sharding_constraint`. Clipping needs the norm of the whole gradient.
-# Without the line, each device keeps a shard of each gradient, so the norm takes one more all-reduce for each array, and an
-# update has 18 of them. With the line, the gradients stay whole after the first all-reduce, and it's the only one.
+# Attention and the two layers work alike: they normalize what they get, compute something from it, and *add* the
+# result. So however much has been added before, each computes from numbers of one size. This network has only one
+# attention and one pair of layers, and 167,584 parameters, so the program is quick. On a GPU or TPU the blocks compute
+# in bfloat16, by `compute_dtype` from lesson 20, and the logits in float32.
 #
 # The next cell sets the command line, as if you had typed `PROCESSES=1 python 19_gpt.py never_killed`. The cell below it is
 # the program, folded, because it holds the solutions.
@@ -168,7 +196,7 @@ printed = launch.record_output()
 # `place_rows`, and restores with your `resume`. You should see the first and the last epoch's test losses again.
 
 # %%
-if all(verdict.solved for verdict in verdicts):
+if update_verdict.solved and rows_verdict.solved and resume_verdict.solved:
 
     def your_step(state, batch):
         return update_once(loss_sums, optimizer, accumulate, example_keys, state, batch)
@@ -200,8 +228,8 @@ losses = lesson_19.losses("".join(printed).splitlines())
 print(f"test loss of pairs {pair_loss:.2f}, of the network {losses[-1, 1]:.2f}")
 
 # %% [markdown]
-# The network beats the pairs, but not by much, because three epochs are short on purpose. This run shows you that the parts
-# fit, and no more.
+# The network beats the pairs, but not by much, because it has trained for only three short epochs. This run shows you
+# that the parts fit, and no more.
 #
 # Your losses may differ, because each version of Python has its own library. Ignore the speeds, because two cores stand in
 # for eight devices. On real ones, read the last epoch's: the time of epoch 0 includes compiling.
@@ -411,9 +439,8 @@ verdict = check("19_train_a_small_gpt", "fixed_check_settings", fixed_check_sett
 # | `train_step`, jitted | `make_split_strategy` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
 # | `fixed_check_settings` | `require_same_run` | [run/same_run.py](../pmapdp/run/same_run.py) |
 #
-# `accumulated_sums` adds up the devices' sums outside `shard_map`, so it needs no `psum`. `make_split_strategy` constrains
-# the gradients to *shards*, because each device updates only its own. `require_same_run` finds the settings in the
-# checkpoint.
+# `accumulated_sums` adds up the devices' sums outside `shard_map`, so it needs no `psum`. `make_split_strategy`
+# constrains the gradients to *shards*, because each device updates only its own.
 #
 # **This is the end of the course.** Two branches are left, [20](20_fit_a_larger_network.ipynb) and
 # [21](21_choose_a_batch_size.ipynb). To read on: [nanodo](https://github.com/google-deepmind/nanodo), a larger program of
