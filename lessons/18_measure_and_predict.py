@@ -118,13 +118,13 @@ for name, all_reduce in {"ring": ring, "butterfly": all_reduce_seconds(n, 64)}.i
 #
 # ## Keep your batch, or let it grow?
 #
-# "64 times as fast" can mean two things. Under **weak scaling** each device gets a batch like yours. Under **strong
-# scaling** all 64 share your batch of 128, so each computes with 2 examples. At best, computing then takes a 64th of
-# the time, but the all-reduce takes as long as before.
+# "64 times as fast" can mean two things. Under **weak scaling** each device gets a batch like yours, as so far. Under
+# **strong scaling** all 64 share your batch of 128, so each computes with 2 examples. At best, computing then takes a
+# 64th of the time, but the all-reduce takes as long as before.
 #
-# The next cell compares your network with a larger one: a ResNet-50 on A100s, with 256 images in a batch. NVIDIA
-# measured 273 ms for its step on one GPU. By [scaling.py](../pmapdp/scaling.py), which names its sources, 64 GPUs sum
-# its 102 MB of gradients in 1.6 ms.
+# The next cell compares your network with a larger one: a ResNet-50 on A100s, with 256 images in a batch. At the speed
+# that NVIDIA publishes, its step takes 273 ms on one GPU. By [scaling.py](../pmapdp/scaling.py), which names its
+# sources, 64 GPUs sum its 102 MB of gradients in 1.6 ms.
 #
 # **Predict:** your 64 devices share your batch of 128. If your step is short enough, they're slower than one device
 # alone. How short must it be?
