@@ -306,8 +306,8 @@ print("largest difference in a loss:", mask_effect.round(3))
 # </details>
 #
 # Both runs learn, and there's no error. You'd probably take the difference for noise. But you've just seen that other
-# devices and processes change the mean of an epoch by less than a millionth, so 0.03 is far too large for rounding.
-# Whenever you've changed something, compare digits.
+# devices and processes change the mean of an epoch by less than a millionth, so a few hundredths are far too large for
+# rounding. Whenever you've changed something, compare digits.
 #
 # ## The mistake: the old folder, new settings
 #
