@@ -72,9 +72,9 @@ lesson_18.three_durations()
 # include program/18_measure.py
 
 # %% [markdown]
-# The first line has your step's time. If its quartiles are far apart, another program is using your cores. But a busy
-# machine may also be slow all the time, so measure a few times and believe the fastest. From here on, everything starts
-# from your median, `seconds`.
+# The first line has your step's time. If its quartiles are far apart, another program is probably using your cores. But
+# a busy machine may also be slow all the time, so measure a few times and believe the fastest. From here on, everything
+# starts from your median, `seconds`.
 #
 # ## How long does an all-reduce take?
 #
@@ -107,7 +107,7 @@ for name, all_reduce in {"ring": ring, "butterfly": all_reduce_seconds(n, 64)}.i
 #
 # </details>
 #
-# Before you believe the second line, there are three catches:
+# Before you believe the butterfly's speed-up, there are three catches:
 #
 # - XLA for CPUs merges your gradients into one all-reduce, so nothing overlaps. Expect the lower number.
 # - Even the lower number is optimistic, because your library may have no butterfly. NVIDIA's NCCL [chooses
