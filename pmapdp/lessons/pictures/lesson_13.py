@@ -12,15 +12,15 @@ N, K, ROWS = 8, 4, 32
 
 @drawing.picture
 def cuts() -> None:
-    """32 rows, four on each device, in four micro-batches: reshape(K, -1) puts each on two devices, the swap on all eight."""
+    """32 rows, four on each device, in four micro-batches: the global cut puts each micro-batch on two devices, your program puts each on all eight."""
     axes = drawing.canvas(31, 7.4)
     titles = {
-        "reshape(K, -1)": "each on two devices",
-        "reshape(-1, K), swapped": "each on all eight devices",
+        "global cut": "each on two devices",
+        "your program": "each on all eight devices",
     }
     for column, (title, note) in enumerate(titles.items()):
         left = 6.6 + 12.6 * column
-        axes.text(left + 5.2, 0.5, title, ha="center", family="monospace")
+        axes.text(left + 5.2, 0.5, title, ha="center", weight="bold")
         axes.text(left + 5.2, 6.7, note, ha="center")
         for k in range(K):
             y = 1 + 1.25 * k
@@ -43,9 +43,9 @@ def cuts() -> None:
 
 @drawing.picture
 def work_of_a_device(work: dict[str, float]) -> None:
-    """A bar for each case, the operations of one device: with one cut it's four times as long as the others."""
+    """Two bars, the operations of one device: with the global cut it's four times as long as with your program."""
     operations = [number / 1e9 for number in work.values()]
-    _, axes = plt.subplots(figsize=(7, 1.8))
+    _, axes = plt.subplots(figsize=(7, 1.4))
     axes.barh(list(work), operations, 0.5, color=drawing.DEVICE_COLOURS[0])
     for row, number in enumerate(operations):
         axes.text(number, row, f"  {number:.2g} billion", va="center")
@@ -67,3 +67,12 @@ def memory_over_time(programs: dict[str, Any]) -> None:
         axes.set_title(name, fontsize=9)
         axes.set(xlabel="instructions, in order", xticks=[], ylim=(0, None))
     grid[0].set_ylabel("MB on one device")
+    grid[-1].annotate(
+        "the sum of the gradients",
+        xy=(0.545, 0.06),
+        xytext=(0.545, 0.7),
+        xycoords="axes fraction",
+        ha="center",
+        fontsize=9,
+        arrowprops={"arrowstyle": "->", "color": drawing.INK},
+    )
