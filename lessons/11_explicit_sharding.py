@@ -16,16 +16,15 @@
 #
 # A network with one output predicts numbers of shape `[128, 1]`, and your targets have the shape `[128]`. Subtract one
 # from the other, and JAX makes it `[128, 128]`: it compares every prediction with every target, and tells you nothing.
-# With explicit sharding that's an error if both are split over the devices. Change eleven lines of your program, and the
-# sharding becomes part of an array's **type**, which you can print and check on any line of your step.
+# In this lesson you'll get an error. Change eleven lines of your program, and the sharding becomes part of an array's
+# **type**, which you can print and check on any line of your step.
 #
 # For data parallelism alone lesson 09's `jit` is enough, and [pmapdp](../pmapdp/steps/jit.py) uses it, too. Take explicit
-# sharding if you'd rather have an error than a guess of the compiler, or if you want to decide yourself when gradients
-# are summed.
+# sharding if you'd rather have an error than a guess of the compiler.
 #
-# **You will** read shardings as types, answer when JAX asks you for one, and recognize a sum that isn't finished.
-# 24 minutes, 50 with exercises. The last part is optional, and without it you need 18 or 36. Read [09 Let the compiler do
-# it](09_let_the_compiler_do_it.ipynb) first.
+# **You will** read shardings as types, see which mistakes JAX now refuses and which it doesn't, and answer when JAX asks
+# you for a sharding. 24 minutes, 50 with exercises. The last part is optional, and without it you need 17 or 35. Read
+# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) first.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -41,52 +40,13 @@ devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 
 # %% [markdown]
-# ## Types with a sharding
+# ## A mistake that nobody reports
 #
-# The `Mesh(...)` you've used so far makes *Auto* axes: the compiler decides how arrays are split over them.
-# `jax.make_mesh` makes *Explicit* axes, by default since jax 0.9, and there you decide. `jax.set_mesh` makes the mesh
-# the current one for all cells that follow, so a spec is enough to place an array, and the spec becomes part of the
-# array's type. Let's begin with a mesh of 4 x 2, so that you can split rows and columns:
+# Here's that subtraction, with 16 predictions that are all correct. So the mean squared error should be 0. First we
+# compute it on one device, and then on eight, the way lesson 09 does:
 
 # %%
-jax.set_mesh(jax.make_mesh((4, 2), ("data", "model")))
-x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), P("data", "model"))
-print(jax.typeof(x))
-
-# %% [markdown]
-# That's 16 rows, split in four over "data", and 4 columns, split in two over "model". Results have such types, too, and
-# JAX knows them while it traces, before there are any numbers.
-#
-# **Predict:** what's the type of `x.sum(1)`, the sum of each row?
-
-
-# %% tags=["prediction"]
-@jax.jit
-def print_types(x):
-    results = {"2 * x": 2 * x, "x.sum(1)": x.sum(1), "x.sum()": x.sum()}
-    for name, result in results.items():
-        print(f"{name:9s} {jax.typeof(result)}")
-    return results
-
-
-results = print_types(x)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# `float32[16@data]`. The rows stay split over "data". Two devices share each row, and they add up their halves of its
-# sum, so nothing is split over "model" any more. `x.sum()` is a plain `float32[]`: all eight devices get the sum.
-#
-# </details>
-#
-# ## A mistake that JAX refuses
-#
-# Here's the subtraction from above, with 16 predictions that are all correct, so the mean squared error should be 0.
-# First we pass NumPy arrays, and then we split both over "data":
-
-
-# %%
-import textwrap
+from jax.sharding import Mesh, NamedSharding
 
 
 def mean_squared_error(predictions, targets):
@@ -95,18 +55,66 @@ def mean_squared_error(predictions, targets):
 
 targets = np.arange(16, dtype=np.float32)  # [B]
 predictions = targets[:, None]  # [B, 1]
-print("not split:", mean_squared_error(predictions, targets))
+split = NamedSharding(Mesh(jax.devices(), ("data",)), P("data"))
+split_error = jax.jit(mean_squared_error, in_shardings=split)
+print("one device:", mean_squared_error(predictions, targets))
+print("eight devices:", split_error(predictions, targets))
+
+# %% [markdown]
+# You get 42.5, the mean of 16 x 16 squares, and no error. Both arrays are split over the devices, but the compiler just
+# picks some sharding for their difference.
+#
+# ## Make the sharding part of the type
+#
+# With the mesh from lesson 09 the compiler decides how results are split. JAX calls the axis of this mesh *Auto*. The
+# other sort is *Explicit*. With an Explicit axis JAX works out the sharding of each result by fixed rules, and raises an
+# error if no rule applies. `jax.make_mesh` makes Explicit axes, by default since jax 0.9.
+#
+# `jax.set_mesh` makes this mesh the current one for all cells that follow. So you can place an array by a spec alone, and
+# `jax.typeof` shows you its type:
+
+# %%
+import textwrap
+
+jax.set_mesh(jax.make_mesh((8,), ("data",)))
+split_arrays = jax.device_put((predictions, targets), P("data"))
+print(*[jax.typeof(array) for array in split_arrays])
 try:
-    mean_squared_error(*jax.device_put((predictions, targets), P("data")))
+    mean_squared_error(*split_arrays)
 except Exception as error:
     refusal = f"{type(error).__name__}: {error}"
     print(textwrap.fill(refusal, 100))
 
 # %% [markdown]
-# Without a sharding you get 42.5, the mean of 16 x 16 squares, and with lesson 09's Auto axes, too. On an Explicit axis JAX
-# works out the type of the difference first. Both its rows and its columns would be split over "data", and no array can
-# be split over the same devices twice. So you notice that you meant `predictions[:, 0] - targets`. If only the predictions
-# are split, there's no error, and you get 42.5 again. So check that *every* array of a batch is split.
+# `16@data` means 16 rows that are split over "data". The difference would have its rows *and* its columns split over
+# "data", and no array can be split over the same devices twice. So you notice that you meant `predictions[:, 0] - targets`.
+# If only the predictions are split, there's no error, and you get 42.5 again. So check that *every* array of a batch is
+# split.
+#
+# All results have such types, and JAX knows them while it traces, before there are any numbers. Let's take an array of 16
+# rows, two on each device.
+#
+# **Predict:** `x.sum(0)` sums each column of `x`, and `x.sum(1)` sums each row. Which of the two is still split?
+
+
+# %% tags=["prediction"]
+@jax.jit
+def print_types(x):
+    results = {"2 * x": 2 * x, "x.sum(0)": x.sum(0), "x.sum(1)": x.sum(1)}
+    for name, result in results.items():
+        print(f"{name:8s} {jax.typeof(result)}")
+    return results
+
+
+results = print_types(jax.device_put(np.ones((16, 4), np.float32), P("data")))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# `x.sum(1)`. A device has its rows whole, so it can sum them alone, and the 16 sums stay where their rows are. A column has
+# numbers on all devices. They are added up by an all-reduce, and then every device has all four sums: `float32[4]`.
+#
+# </details>
 #
 # ## The program so far, and what changes
 #
@@ -114,7 +122,6 @@ except Exception as error:
 #
 # include the difference of 09_jit.py and 11_explicit.py
 #
-# - The mesh is back to one axis. To run the cells above again, begin with the one that makes the 4 x 2 mesh.
 # - `jit` needs no shardings now, because the type of each placed array already has one.
 # - `loss_sums` raises an error if an array of the batch isn't split. Both steps call it, so both are guarded.
 # - `weights @ losses` becomes a sum. You'll see why when JAX asks its first question.
@@ -141,8 +148,8 @@ for step in (train_step, eval_step):
         print("TypeError:", error)
 
 # %% [markdown]
-# Only your own check complains. To JAX this is a replicated batch, which is allowed. So if the batch is all you worry
-# about, lesson 09's guard is as good:
+# Only your own check complains, because to JAX this is a replicated batch, which is allowed. So if the batch is all you
+# worry about, lesson 09's guard is as good:
 #
 # | what you pass or write | 09: `in_shardings`, Auto axis | this program |
 # | --- | --- | --- |
@@ -150,9 +157,8 @@ for step in (train_step, eval_step):
 # | a batch that's placed, but not split | error from `jit` | error from your check |
 # | `[128, 1]` minus `[128]`, both split | 128 x 128 differences | error from JAX |
 #
-# Adding `in_shardings` to this program doesn't help: it splits a host batch, but inside the step the type is still
-# `float32[128,64]`. Your check runs while JAX traces, and costs nothing once the step is compiled. A batch of another type
-# makes JAX trace again, so a single wrong batch is caught even in the middle of a run.
+# Your check runs while JAX traces, so it costs nothing once the step is compiled. A batch of another type makes JAX trace
+# again, so a single wrong batch is caught even in the middle of a run.
 #
 # ## Where your step communicates
 #
@@ -184,11 +190,10 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 #
 # </details>
 #
-# ## Should JAX add now, or later?
+# ## When JAX asks you
 #
-# For the gradient JAX knew what you'd want. Sometimes it can't know. Take two vectors that are split over the devices:
-# `a` is 0, 1, ..., 7, and `b` is all ones. Each device multiplies its own pair of numbers, and `a @ b` is the sum of
-# the eight products, 28.
+# For the gradient JAX had a rule. For the product of two split vectors it has none. Let `a` be 0, 1, ..., 7, one number on
+# each device, and `b` all ones, so `a @ b` is 28:
 
 # %%
 a = jax.device_put(np.arange(8, dtype=np.float32), P("data"))
@@ -200,41 +205,31 @@ except Exception as error:
     print(textwrap.fill(question, 100))
 
 # %% [markdown]
-# An all-reduce could give every device the sum. Or the sum could wait, and each device keeps its own part until you need
-# it. JAX won't choose for you, so it raises an error. That's why `weights @ losses` became a sum: it's a product of two
-# split vectors, too, and `.sum()` always all-reduces. You answer with `out_sharding`. Below, every device gets the sum in
-# `total`, and in `parts` the sum waits.
-#
-# **Predict:** which number does device 3 hold in `parts`?
+# Each device can multiply its own two numbers. But should an all-reduce add up the eight products at once, or should they
+# wait on their devices? JAX doesn't guess, so it asks you for an `out_sharding`. With `P()` every device gets the sum:
 
-# %% tags=["prediction"]
+# %%
 total = jnp.matmul(a, b, out_sharding=P())
-parts = jnp.matmul(a, b, out_sharding=P(unreduced={"data"}))
-lesson_11.values_by_device(("total", total), ("parts", parts))
-print("parts + parts is", jax.typeof(parts + parts))
+print(total, jax.typeof(total))
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# 3, its own product, 3 x 1. In `total` it holds 28, like all the others.
-#
-# </details>
-#
-# `{U:data}` means *unreduced over "data"*: each device has its own number, and the all-reduce is still to come. It
-# comes when you call `jax.reshard(parts, P())`, which does what `psum` did in lesson 05. Until then JAX refuses what would
-# be wrong when the parts are added later. `parts + parts` is allowed, but `jnp.cos(parts)` isn't, because the cosine of a
-# sum isn't the sum of the cosines. JAX refuses some correct things, too, such as `parts / 8` and `parts * 0.5`, so
-# reshard a sum before you divide it by the count.
+# That's why your program no longer has `weights @ losses`, which is a product of two split vectors, too. It has a sum
+# instead, and for a sum JAX has a rule: it all-reduces.
 #
 # ## What it costs
 #
-# Your step doesn't get faster, because each device computes what it computed before. The price is that you sometimes have
-# to name the sharding of a result. Everyday lines raise an error if they work along a split axis: `x[0]`, `x[:8]`,
-# `x.cumsum(0)`, `jnp.sort(x, 0)`, and `logp[jnp.arange(B), labels]`. In place of the last one, write
-# `jnp.take_along_axis(logp, labels[:, None], 1)`, which works. Most Flax layers need no help with a split batch: `Linear`,
-# `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention` work unchanged. But `embed(tokens)`
-# raises an error until you write `embed(tokens, out_sharding=P("data"))`. If a layer has no such argument, let the compiler
-# decide inside it. Pass the layer as an argument, because closing over the layer raises an error:
+# Your step doesn't get faster, because each device computes what it computed before. But some everyday lines raise an
+# error, and you have to rewrite them. Here `x`, `logp`, `labels` and `tokens` are split along their first axis:
+#
+# | raises an error | what to write |
+# | --- | --- |
+# | `x[0]`, `x[:8]`, `x.cumsum(0)`, `jnp.sort(x, 0)` | `x = jax.reshard(x, P())` before it, so that every device has all rows |
+# | `logp[jnp.arange(B), labels]` | `jnp.take_along_axis(logp, labels[:, None], 1)` |
+# | `embed(tokens)` | `embed(tokens, out_sharding=P("data"))` |
+#
+# Most Flax layers take a split batch as it is: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and
+# `MultiHeadAttention`. If a layer raises an error and has no `out_sharding`, let the compiler decide inside it. Pass the
+# layer as an argument, because JAX raises an error if the function takes it from outside:
 #
 # ```python
 # call = jax.sharding.auto_axes(lambda layer, x: layer(x), out_sharding=P("data"))
@@ -246,11 +241,11 @@ print("parts + parts is", jax.typeof(parts + parts))
 # Both run under a mesh with Explicit axes. Solutions, with reasons:
 # [solutions/11_explicit_sharding.py](solutions/11_explicit_sharding.py).
 #
-# 1. `fixed_logits` (8 minutes, find the mistake): the mesh has two axes, "data" and "model", of two devices each. `x` is
-#    `[B@data, D]`, `W1` is `[D, H@model]`, and `W2` is `[H@model, C]`. Write down the type of each intermediate result,
-#    and you'll see where JAX has to ask. Return the logits, `[B@data, C]`. Each device keeps its rows of the batch and
-#    its part of the matrices. <details><summary>Hint</summary>The second product sums over the columns of the first
-#    one's result. Which axis are they split over?</details>
+# 1. `fixed_logits` (8 minutes, find the mistake): four devices form a mesh of 2 x 2, with the axes "data" and "model", so
+#    that the matrices can be split, too. `x` is `[B@data, D]`, `W1` is `[D, H@model]`, and `W2` is `[H@model, C]`. Write
+#    down the type of each intermediate result, and you'll see where JAX has to ask. Return the logits, `[B@data, C]`. Each
+#    device keeps its rows of the batch and its part of the matrices. <details><summary>Hint</summary>The second product
+#    sums over the columns of the first one's result. Which axis are they split over?</details>
 # 2. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
 #    `(z @ w - y) ** 2`, and the learning rate is 0.1. z is `x` `[B@data, D]`, each column minus its mean and divided by
 #    its standard deviation, both over the global batch. Assert that the rows of x are split, and let each device
@@ -281,27 +276,51 @@ for exercise in (fixed_logits, normalized_step):
 # %% [markdown]
 # ## Take away
 #
-# - With Explicit axes, the sharding is part of the type. Check it yourself, because JAX allows a batch that isn't split.
-# - If JAX has no rule for a sharding, it raises an error. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
-# - `{U:data}` is a sum that isn't finished, and a reshard to `P()` finishes it.
+# - With Explicit axes, the sharding is part of an array's type, and JAX works out the type of every result.
+# - JAX refuses what it has no rule for, but it allows a batch that isn't split. So check that yourself.
+# - If JAX asks, answer with `out_sharding`, `jax.reshard` or `auto_axes`.
 #
 # To read on: [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) and [Autodiff and
 # sharding](https://docs.jax.dev/en/latest/301/sharding-ad.html) in JAX's documentation. Next, a program from 2022: [12
 # Port a pmap program](12_port_a_pmap_program.ipynb).
 #
-# **The lesson ends here.** The rest is optional, and easier after lesson 13. You'll decide when gradients are summed.
+# **The lesson ends here.** The rest is optional. Come back after lesson 13.
 #
-# ## Optional: sum the gradients once
+# ## Optional: let a sum wait
 #
-# Can a gradient be unreduced, like `parts`? Yes, if you mark its parameter as *reduced*, `{R:data}`. A reduced array has
-# the same values as a replicated one. Only `jax.grad` treats it differently, and leaves its gradient unsummed. Take a weight
-# that's 1 on every device, and the input d on device d. If the weight is replicated, its gradient
-# is 28 on every device. If it's reduced, its gradient is d on device d, as in lesson 05 before `pmean`.
+# In lesson 13 you summed the gradients of four micro-batches. Under `jit` each of them was all-reduced, although you need
+# only their sum. Can't the all-reduce wait until the end? With explicit sharding it can, because you may leave a sum
+# unfinished. Take `a @ b` again, and let the products wait on their devices:
 #
-# If you then forget the all-reduce, JAX refuses `w + gradient`, and the updates of Optax, too. With a replicated weight
-# you can't forget it, because JAX sums each gradient as soon as it's computed. But for the micro-batches of lesson 13,
-# once at the end is enough. Here are four micro-batches of 32 rows, and your network's two kernels without the biases.
-# `accumulate` adds up the gradients in a loop, and `spec` is the sharding of the running total.
+# **Predict:** which number does device 3 hold in `parts`?
+
+# %% tags=["prediction"]
+parts = jnp.matmul(a, b, out_sharding=P(unreduced={"data"}))
+lesson_11.values_by_device(("total", total), ("parts", parts))
+print("parts + parts is", jax.typeof(parts + parts))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# 3, its own product, 3 x 1. In `total` it holds 28, like all the others.
+#
+# </details>
+#
+# `{U:data}` means *unreduced over "data"*: each device has a part of the sum, and the all-reduce is still to come. You
+# ask for it with `jax.reshard(parts, P())`. Until then you can add two such arrays, but you can't take their cosine,
+# because the cosine of a sum isn't the sum of the cosines. JAX refuses some correct things, too, such as `parts / 8`. So
+# reshard a sum before you divide it by the count.
+#
+# ## A gradient that waits
+#
+# Can a gradient be unreduced, too? Yes, if you mark its parameter as *reduced*, `{R:data}`. Such a parameter has the same
+# values as a replicated one, and only `jax.grad` treats it differently: it leaves the gradient unreduced. For example, let
+# a weight be 1, and let device d have the input d. If the weight is replicated, its gradient is 28 on every device. If
+# it's reduced, its gradient is d on device d, as in lesson 05 before the `pmean`. Forget the all-reduce, and JAX refuses to
+# add this gradient to the weight.
+#
+# Now the four micro-batches, with your network's two kernels and without its biases, because `Linear` refuses a reduced
+# bias. `accumulate` adds up the gradients in a loop, and `spec` is the sharding of the running total.
 
 # %%
 from functools import partial
@@ -341,7 +360,9 @@ def count_all_reduces(kernels, spec):
 
 
 # %% [markdown]
-# **Predict:** how often does an all-reduce run if the kernels are replicated?
+# With replicated kernels an all-reduce runs four times, as it did under `jit` in lesson 13.
+#
+# **Predict:** how often does it run with reduced kernels and an unreduced total?
 
 # %% tags=["prediction"]
 kernels = arrays["hidden.kernel"], arrays["output.kernel"]
@@ -356,20 +377,19 @@ lesson_11.all_reduces_over_time()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Four times, once in each round of the loop. With reduced kernels each device adds up its own parts, and the last
-# `reshard` is the only all-reduce.
+# Once. Each device adds up its own parts, and the last `reshard` is the only all-reduce.
 #
 # </details>
 #
-# Both find the gradient of the whole batch within 1e-4. We counted on CPUs. XLA has a pass that can move an all-reduce
-# out of a loop, so count on your own machine. And we left out the biases for a reason: JAX can't add a reduced bias to
-# split rows, so `Linear` refuses one. This part of JAX is young, and version 0.10 has no rule even for `-parts`.
+# Both find the gradient of the whole batch within 1e-4. We counted on CPUs, so count on your own machine, too. This part
+# of JAX is young: version 0.10 has no rule even for `-parts`.
 #
 # 3. `sum_gradients` (8 minutes): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches. Return the
 #    sum of the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce of `[D, C]` numbers. Take one
 #    micro-batch after the other, so that the activations of only one are in memory.
 #    <details><summary>Hint</summary>Two casts before a <code>lax.scan</code>, and a <code>jax.reshard</code> after
 #    it.</details>
+
 
 # %%
 def sum_gradients(loss, w, xs):
@@ -378,6 +398,7 @@ def sum_gradients(loss, w, xs):
 
 
 verdict = check("11_explicit_sharding", "sum_gradients", sum_gradients)
+
 
 # %% tags=["proof"]
 # The asserts behind the answers.
@@ -404,7 +425,7 @@ def device_values(array):
 
 no_rule = "NotImplementedError"
 types = [str(jax.typeof(result)) for result in results.values()]
-assert types == ["float32[16@data,4@model]", "float32[]", "float32[16@data]"]  # jit sorts the names
+assert types == ["float32[16@data,4]", "float32[4]", "float32[16@data]"]
 for place in (P(), P(None, "data"), jax.devices()[0]):
     inputs, *others = host_batch
     wrong_batch = (jax.device_put(inputs, place), *others)
@@ -414,25 +435,24 @@ for position in range(3):  # one array of the batch isn't split
     wrong_batch[position] = host_batch[position]
     assert error_name(train_step, state, wrong_batch) == "TypeError"
 assert refusals == 2 * ["the batch is not split: float32[128,64]"]
-split_on_entry = jax.jit(lambda x: jax.typeof(x).sharding.spec[0] == "data", in_shardings=P("data"))
-assert not split_on_entry(host_batch[0])
 assert refusal.startswith("ShardingTypeError: sub operation")
 split_predictions = jax.device_put(predictions, P("data"))
 assert mean_squared_error(split_predictions, targets) == 42.5
 logp, labels = arrays["logits"], batch[1]
-for refused in (
-    lambda: logp[0],
-    lambda: logp[:8],
-    lambda: logp.cumsum(0),
-    lambda: jnp.sort(logp, 0),
-    lambda: logp[jnp.arange(B), labels],
+whole_logp = jax.reshard(logp, P())
+for everyday_line in (
+    lambda x: x[0],
+    lambda x: x[:8],
+    lambda x: x.cumsum(0),
+    lambda x: jnp.sort(x, 0),
 ):
-    assert error_name(refused) == "ShardingTypeError"
+    assert error_name(everyday_line, logp) == "ShardingTypeError"
+    expected = everyday_line(jnp.asarray(np.asarray(logp)))
+    np.testing.assert_allclose(everyday_line(whole_logp), expected, rtol=0, atol=1e-4)
+assert error_name(lambda: logp[jnp.arange(B), labels]) == "ShardingTypeError"
 picked = jnp.take_along_axis(logp, labels[:, None], 1)[:, 0]
 np.testing.assert_array_equal(picked, np.asarray(logp)[np.arange(B), np.asarray(labels)])
-with jax.set_mesh(jax.sharding.Mesh(jax.devices(), ("data",))):  # its axis is Auto
-    auto_error = jax.jit(mean_squared_error, in_shardings=P("data"))(predictions, targets)
-    assert auto_error == 42.5
+assert mean_squared_error(predictions, targets) == split_error(predictions, targets) == 42.5
 assert str(jax.typeof(arrays["gradient of hidden.kernel"])) == "float32[64,32]"
 assert question.startswith("ShardingTypeError")
 assert [str(jax.typeof(answer)) for answer in (total, parts)] == ["float32[]", "float32[]{U:data}"]
