@@ -261,8 +261,9 @@ lesson_13.work_of_a_device(work)
 # <details><summary>Answer</summary>
 #
 # They repeat the work of the other two. The compiler copies each half of the micro-batch to four devices, and those four
-# compute the same thing. So each device has four times the work, and your eight devices are no faster than two. The clock
-# agrees, here on simulated devices. The copies also take memory: 23.1 MB, more than if you hadn't cut at all.
+# compute the same thing. So each device has four times the work, and your eight devices are no faster than two. An update
+# takes several times as long, here on simulated devices. The copies also take memory: 23.1 MB, more than if you hadn't
+# cut at all.
 #
 # </details>
 #
