@@ -406,6 +406,11 @@ runs = {
 assert runs["your program"] == [1]
 assert runs["every fourth row"] == [4]
 assert [part.tolist() for part in normalized_parts] == [[-1, 1], [-1, 1]]
+multi_steps = optax.MultiSteps(optax.sgd(1.0), 2)
+multi_state = multi_steps.init(jnp.float32(0))
+for part in unequal_parts:
+    updates, multi_state = multi_steps.update(part, multi_state)
+assert updates == 6  # the mean of means is -6, and the correct mean is -5
 
 # %% [markdown]
 # ## Exercises
