@@ -15,11 +15,10 @@
 # %% [markdown]
 # # 04. Map over devices
 #
-# `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
-# its own: `pmap`. One Python process drives all eight devices, so unlike in PyTorch, there's no `torchrun` and there
-# are no ranks. In lesson 00 each device worked alone, so no device ever saw a neighbour's data. For evaluation that's
-# fine, because each device can score its own part of the data. But with `out_axes=None` you promise that all devices
-# return the same, and JAX never checks it. If you break the promise, you get a wrong number and no error.
+# Lesson 03's program uses one device, even if you have eight. Testing a network is easy to share, because each device
+# can score its own part of the data. And you already know how to write it: `vmap` ran your function for every row of a
+# batch, on one device. Change one letter, and `pmap` runs each row on a device of its own. At the end you'll make JAX a
+# promise that it never checks, and break it. You'll get a wrong number and no error.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
 # evaluate lesson 03's network on eight devices. 20 minutes, 45 with exercises. You need [00 Meet your
@@ -76,21 +75,32 @@ for shard in dots.addressable_shards:
 #
 # </details>
 #
-# `pmap` gives each device at most one row. If you pass six, two devices stay idle, without a warning. Nine are an
-# error: `array axis 0 is partitioned 8 times, but the dimension size is 9`. Sixteen are an error, too, but its message
-# is `cannot select an axis to squeeze out which has size not equal to one`. Reshape `[16, 10]` to `[8, 2, 10]`. Then
-# each device gets two rows, and your function sees `[2, 10]`.
+# One Python process drives all eight devices, so unlike in PyTorch, there's no `torchrun` and there are no ranks.
+#
+# What if you have sixteen rows? Reshape `[16, 10]` to `[8, 2, 10]`. Then each device gets two rows, and your function
+# sees `[2, 10]`. If you forget, JAX stops with `cannot select an axis to squeeze out which has size not equal to one`.
+# With nine rows it says `array axis 0 is partitioned 8 times, but the dimension size is 9`. But if you pass only six,
+# there's no error and no warning: two devices stay idle.
 
 # %%
 lesson_04.dot_products(xs.sum(1))
 
 # %% [markdown]
-# ## Split, or the same on every device
+# ## The same on every device
 #
-# Not every argument should be split, because each device needs the whole model. With `in_axes=(None, 0)` every device
-# gets all of the first argument, and its row of the second. But NumPy arrays travel to the devices in every call. For a
-# batch that's fine. For a model that hasn't changed it's a waste. So place the model yourself, once, before you call
-# the step. Two things say where an array goes:
+# `pmap` splits every argument. But to score a batch, each device needs its rows of the batch and *all* of the model.
+# With `in_axes=(None, 0)` every device gets the whole first argument, and its row of the second:
+
+# %%
+w = np.ones(10, np.float32)
+print(jax.pmap(jnp.dot, in_axes=(None, 0))(w, xs))
+
+# %% [markdown]
+# ## Place an array once
+#
+# Here `w` and `xs` are NumPy arrays, and JAX sends them to the devices in every call. For a batch that's fine, because
+# the next batch has other numbers. For a model that hasn't changed it's a waste. So place the model yourself, once,
+# before the calls. Two things say where an array goes:
 #
 # - A **mesh** is an array of devices with named axes. Ours is a row of eight devices, and its axis is `"data"`.
 # - A **partition spec** says how to cut an array. It has one entry for each array axis: the mesh axis that cuts it, or
@@ -98,20 +108,16 @@ lesson_04.dot_products(xs.sum(1))
 #   `PartitionSpec()` cuts nothing, so each device gets the whole array: it's **replicated**.
 #
 # Together they make a `NamedSharding`, and `jax.device_put(x, sharding)` puts an array there, or all arrays of a
-# pytree. Only your own `device_put` uses this mesh. `pmap` makes one of its own, over the same devices.
-#
-# On JAX's own pages you'll see `P` for `PartitionSpec`, and often `jax.make_mesh(...)` for the mesh. Stay with `Mesh`
-# until lesson 11, because a mesh from `make_mesh` behaves differently.
+# pytree.
 
 # %%
 mesh = Mesh(jax.devices(), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
-w = jax.device_put(np.ones(10, np.float32), replicated)
+w = jax.device_put(w, replicated)
 rows = jax.device_put(xs, split)
 print("w:   ", w.shape, "and device 7 holds", w.addressable_shards[7].data.shape)
 print("rows:", rows.shape, "and device 7 holds", rows.addressable_shards[7].data.shape)
-print("each row times w:", jax.pmap(jnp.dot, in_axes=(None, 0))(w, rows))
 lesson_04.mesh_and_specs()
 
 # %% [markdown]
@@ -169,8 +175,11 @@ print("test:", report(test_sums))
 print("with", "your sums_on_devices" if verdict.solved else "the program's own lines")
 
 # %% [markdown]
-# Now look at the last test batch. Of 1,000 points, 104 are left for it, and `batches` pads them to 128 rows. You may still
-# use `copies` here, because no `train_step` has run since it was made.
+# ## Why sums and counts?
+#
+# Couldn't each device return its own accuracy, and the host take the mean of the eight? Look at the last test batch. Of
+# 1,000 points, 104 are left for it, and `batches` pads them to 128 rows. You may still use `copies`, because no
+# `train_step` has run since it was made.
 #
 # **Predict:** how many of the 104 points are on device 0, on device 6 and on device 7?
 
@@ -188,17 +197,18 @@ lesson_04.last_batch(is_correct, weights)
 # <details><summary>Answer</summary>
 #
 # 16, 8 and none, because device d gets rows 16 d to 16 d + 15, and the last 24 rows are padding. In the picture a dot is
-# a correct answer, a cross is a wrong one, and a dash is padding. Device 7's own accuracy would be 0 / 0. So don't take
-# the mean of eight accuracies. Add up the sums and the counts. That's why `loss_sums` returns both.
+# a correct answer, a cross is a wrong one, and a dash is padding. Device 7's own accuracy would be 0 / 0, and in a mean
+# of accuracies the eight points of device 6 would count as much as the sixteen of device 0. So add up the correct
+# answers and the counts, and divide once. That's why `loss_sums` returns both.
 #
 # </details>
 #
 # ## Arrays in the wrong place
 #
-# Why place the state at all, if `in_axes=None` gives it to every device anyway? Arrays that you've placed with a device
-# or a sharding are **committed** to their place, and so are the results computed from them. NumPy arrays and
-# `jnp.ones(3)` aren't, and JAX moves them to wherever they're needed. Below, `on_5` is committed to device 5, and
-# `pmap` runs on all eight.
+# What does JAX do with an array that isn't where it's needed? That depends on who put it there. An array that you've
+# placed with a device or a sharding is **committed** to its place, and so are the results computed from it. NumPy
+# arrays and `jnp.ones(3)` aren't committed, so JAX moves them to wherever they're needed. Below, `on_5` is committed to
+# device 5, and `pmap` runs on all eight.
 #
 # **Predict:** which of the three calls does JAX refuse?
 
@@ -218,21 +228,20 @@ for name, call in calls.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first two. JAX won't move a committed array to add it or to split it. In the second error you see the mesh that
-# `pmap` makes: its axis is called `_internal_pmap_axis_name`.
+# The first two. JAX won't move a committed array to add it or to split it. In the second error you see that `pmap`
+# doesn't use your mesh. It makes one of its own over the same devices, and calls its axis `_internal_pmap_axis_name`.
 #
 # An argument with `in_axes=None` is copied, committed or not, and that's the trap. In every call, JAX copies the array
-# from device 5 to the seven others, and nobody tells you. That's why you place the state on all devices, once. If you
-# suspect a copy, place the batch first, and wrap the call in `with jax.transfer_guard("disallow"):`. Then a copy is an
-# error, whether the model comes from another device or from NumPy.
+# from device 5 to the seven others, and nobody tells you. If you suspect a copy, place the batch first, and wrap the
+# call in `with jax.transfer_guard("disallow"):`. Then a copy is an error.
 #
 # </details>
 #
 # ## What JAX believes
 #
-# Now for the promise. When you train, all devices end an update with the same model, and you want it back as one model,
-# without a device axis. `out_axes=None` gives you that. It says that all devices return the same, and JAX doesn't check
-# it. Let's lie, with a function that returns each device's own row.
+# Now for the promise. In the next lesson all devices will end an update with the same model, and you'll want it back as
+# one model, without a device axis. `out_axes=None` gives you that. With it you promise that all devices return the
+# same, and JAX doesn't check. Let's lie, with a function that returns each device's own row.
 #
 # **Predict:** what do you see when you print the result: row 0, row 7, or all eight rows?
 
@@ -337,7 +346,9 @@ with jax.transfer_guard("disallow"):
 # In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, `place_state` and
 # `place_batch`. Its `eval_step` is lesson 05's, which adds up on the devices. Old tutorials call
 # `jax.device_put_replicated`, which JAX 0.10 no longer has. Write `jax.device_put(x, replicated)` instead. To read on:
-# [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html).
+# [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). On JAX's pages you'll see `P` for
+# `PartitionSpec`, and often `jax.make_mesh(...)` for the mesh. Stay with `Mesh` until lesson 11, because a mesh from
+# `make_mesh` behaves differently.
 #
 # To add up gradients, the host would have to fetch eight arrays as large as the model, and send the new model back, in
 # every update. So in the next lesson the devices do it themselves, in one line:
