@@ -20,7 +20,7 @@
 # others** when they need it. That changes fifteen lines of your program, none of them in the training step.
 #
 # **You will** count the bytes of a training state, create it in shards (ZeRO, also called FSDP), keep the peak of a step
-# low, and count what that costs in messages. 25 minutes, 45 with exercises. You need
+# low, and count what that costs in messages. 28 minutes, 48 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
@@ -46,9 +46,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # in 16 bits it's 16 bytes again: 2 + 2 for these two, 4 + 4 for the moments, and 4 for a float32 copy of the parameter,
 # which you usually keep.
 #
-# Say you split only the parameters, only the gradients, or only the moments, so that each device keeps an eighth of them.
+# Say you split only one of the three, the parameters, the gradients or the moments, so that each device keeps an eighth.
 #
-# **Predict:** is it enough to split the parameters? Or Adam's moments?
+# **Predict:** which one must you split to get below 80 GB?
 
 # %% tags=["prediction"]
 gigabytes = {  # of parameters, gradients and moments on each device
@@ -62,8 +62,8 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Splitting the moments is enough. An eighth of 56 GB is 7 GB, so a device holds 28 + 28 + 7 = 63 GB, which leaves 17 GB
-# for activations. With the parameters split it's still 87.5 GB.
+# Adam's moments. An eighth of 56 GB is 7 GB, so a device holds 28 + 28 + 7 = 63 GB, which leaves 17 GB for activations.
+# With the parameters or the gradients split it's still 87.5 GB.
 #
 # </details>
 #
@@ -151,10 +151,11 @@ lesson_16.a_weight_visits()
 # can't share the last layer's bias of 10 numbers, so it stays whole. Lesson 14's checkpoint code still works: pass a state
 # with the shardings you want, and a checkpoint of eight devices comes back in the shards of four.
 #
-# But is the state really born sharded? `out_shardings` only says where the result lies. What a device needs on the way
-# depends on the initializer, and the compiler's plan tells you, without running anything. Take a kernel of 1024 x 1024, or
-# 4.2 MB. `lecun_normal`, Flax's default, draws normal numbers. `orthogonal` draws them, too, and then makes all columns
-# orthogonal to each other.
+# ## Is the state really born sharded?
+#
+# `out_shardings` only says where the result lies. What a device needs on the way depends on the initializer, and the
+# compiler's plan tells you, without running anything. Take a kernel of 1024 x 1024, or 4.2 MB. `lecun_normal`, Flax's
+# default, draws normal numbers. `orthogonal` draws them, too, and then makes all columns orthogonal to each other.
 #
 # **Predict:** with which of the two does a device need the whole kernel?
 
@@ -229,9 +230,13 @@ def gather_first(layers, x):
     return deep_loss(layers, x)
 
 
-def make_step(loss):
-    """One update of Adam."""
+# %% [markdown]
+# The next cell has two helpers, and you can skip their code. `make_step` makes one update of Adam from a loss.
+# `compile_step` compiles it for layers and moments in the shardings that you name, and doesn't run it.
 
+
+# %%
+def make_step(loss):
     def step(layers, adam_state, x):
         updates, adam_state = optimizer.update(jax.grad(loss)(layers, x), adam_state, layers)
         return optax.apply_updates(layers, updates), adam_state
@@ -239,11 +244,7 @@ def make_step(loss):
     return step
 
 
-adam_state = optimizer.init(layers)
-
-
 def compile_step(step, layers_sharding, moments_sharding, layers=layers):
-    """A step that keeps the layers and their moments in these shardings."""
     adam_state = optimizer.init(layers)
     moments = jax.tree.map(lambda x: moments_sharding if x.ndim else replicated, adam_state)
     shardings = layers_sharding, moments
@@ -274,13 +275,12 @@ lesson_16.memory_over_time(programs)
 #
 # </details>
 #
-# *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after. Don't look at
-# `peak_memory_in_bytes` on CPUs, which is only the state at rest.
+# *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after.
 #
 # ## What a low peak costs
 #
-# You pay for a low peak in messages. The next cell counts them, also for stage 1, *moments split*, and for the same
-# layers *as a list* of sixteen arrays, left to the compiler.
+# You pay for a low peak in messages, and the next cell counts them. It adds two programs: stage 1, with only the
+# *moments split*, and the same layers *as a list* of sixteen arrays, without a scan.
 #
 # **Predict:** how often is each layer gathered in one update with *left to the compiler*?
 
@@ -311,15 +311,16 @@ for name, program in programs.items():
 #
 # </details>
 #
-# The 11 MB hold for a `lax.scan`. *As a list*, which is how most Flax models and your program keep their layers, the
-# same layers take 22 MB. So scan over them if memory is short.
+# The 11 MB hold for a `lax.scan`. Most Flax models and your program keep their layers *as a list*, and there the same
+# layers take 22 MB. XLA for CPUs gathers each of them only once, and keeps it until the backward pass has used it. The
+# other all-gathers and the all-to-alls move activations. So scan over your layers if memory is short.
 #
 # *Moments split* takes only 26 MB: 16.8 for the layers, 4.2 for an eighth of the moments, and 5 for the rest. 5 MB is too
 # little for whole gradients, which take 16.8, so the compiler must be keeping only the eighth that the device needs for
 # its update. You asked for stage 1, and you get stage 2.
 #
-# How much is sent? Let n be the bytes of all layers, whether they go in one message or in sixteen. A gather or a
-# reduce-scatter sends about n, and an all-reduce about 2n.
+# How much is sent? Let n be the bytes of all layers, whether they go in one message or in sixteen. As in lesson 06's
+# ring, a gather or a reduce-scatter sends about n, and an all-reduce about 2n.
 #
 # | sent for gradients + for layers | XLA for CPUs | with a reduce-scatter |
 # | --- | --- | --- |
@@ -330,11 +331,40 @@ for name, program in programs.items():
 # So with a reduce-scatter, stages 1 and 2 send no more than plain data parallelism: **n + n = 2n**. Only stage 3 sends
 # more, because it gathers each layer twice.
 #
+# ## The step by hand
+#
+# The all-reduce on CPUs is a waste, because it gives each device the gradients of all weights, although it keeps only an
+# eighth. You can avoid it in a `shard_map`, if you gather in each layer, as `update` did. One line is new:
+# `jax.checkpoint` from lesson 20 drops the gathered weights after the forward pass, and gathers them again for the
+# backward pass.
+
+
+# %%
+@jax.checkpoint
+def layer_by_hand(x, w):  # [64 / 8, 512]: this device's rows; [512 / 8, 512]: its part of the layer
+    return jnp.tanh(x @ lax.all_gather(w, "data", tiled=True))
+
+
+def loss_by_hand(layers, x):
+    x, _ = lax.scan(lambda x, w: (layer_by_hand(x, w), None), x, layers)
+    return jnp.square(x).sum() / (64 * 512)  # the devices' losses add up to the mean
+
+
+adam_state = optimizer.init(layers)
+specs = (rows.spec, jax.tree.map(lambda x: rows.spec if x.ndim else replicated.spec, adam_state))
+options = {"in_specs": (*specs, split.spec), "out_specs": specs}
+step_by_hand = jax.shard_map(make_step(loss_by_hand), mesh=mesh, **options)
+step_by_hand = jax.jit(step_by_hand, donate_argnums=(0, 1))
+programs["by hand"] = step_by_hand.lower(layers, adam_state, x).compile()
+print(f"by hand: peak {peak(programs['by hand']):.0f} MB,", count_messages(programs["by hand"]))
+
+# %% [markdown]
+# Now each layer's gradient comes home by a reduce-scatter, so this step sends n + 2n on CPUs, too.
+#
 # > **What carries over to your GPUs?** The bytes at rest and the table's last column are arithmetic. The rest are plans of
-# > XLA *for CPUs*: the 57 MB in place of 40, the number of messages, and the all-reduce, which gives each device everything
-# > although it keeps an eighth. XLA's [passes for GPUs](https://github.com/openxla/xla/blob/main/xla/service/gpu/gpu_compiler.cc) have a
-# > `ReduceScatterCreator` that makes a reduce-scatter of it, but we haven't run that, so look at your own step's plan. A
-# > step by hand, gathering in each layer as `update` does, has reduce-scatters on CPUs, too.
+# > XLA *for CPUs*: the 57 MB in place of 40, the number of messages, and the all-reduce. XLA's [passes for
+# > GPUs](https://github.com/openxla/xla/blob/main/xla/service/gpu/gpu_compiler.cc) have a `ReduceScatterCreator`, which
+# > makes a reduce-scatter of such an all-reduce, but we haven't run that. So look at your own step's plan.
 #
 # ## When stage 3 costs no time
 #
@@ -346,22 +376,7 @@ for name, program in programs.items():
 # much, so the rule is the same.
 
 # %% tags=["proof"]
-# The asserts behind the last answers, and a step by hand.
-@jax.checkpoint  # forgets the gathered weights, as in lesson 20
-def layer_by_hand(x, w):  # [64 / 8, 512]: this device's rows; [512 / 8, 512]: its part of the layer
-    return jnp.tanh(x @ lax.all_gather(w, "data", tiled=True))
-
-
-def loss_by_hand(layers, x):
-    x, _ = lax.scan(lambda x, w: (layer_by_hand(x, w), None), x, layers)
-    return jnp.square(x).sum() / (64 * 512)  # the sum of the devices' losses is the mean
-
-
-specs = (rows.spec, jax.tree.map(lambda x: rows.spec if x.ndim else replicated.spec, adam_state))
-options = {"in_specs": (*specs, split.spec), "out_specs": specs}
-by_hand = jax.shard_map(make_step(loss_by_hand), mesh=mesh, **options)
-by_hand = jax.jit(by_hand, donate_argnums=(0, 1)).lower(layers, adam_state, x)
-programs["by hand"] = by_hand.compile()
+# The asserts behind the last answers.
 wanted = {
     "replicated": (70, {"all-reduce": 16}),
     "gathered first": (57, {"all-reduce": 16, "all-gather": 1}),
@@ -369,25 +384,18 @@ wanted = {
     "moments split": (26, {"all-reduce": 16, "all-gather": 1}),
     "by hand": (10, {"all-gather": 32, "reduce-scatter": 16}),
     "--shard-state parameters": (28, {"all-reduce": 16, "all-gather": 1}),
-    "the same in rows": (42.6, {"all-reduce": 16, "all-gather": 1}),
 }
 assert 2_150 < 989e12 / 450e9 < 2_250
-at_rest = programs["left to the compiler"].memory_analysis().peak_memory_in_bytes
-assert abs(at_rest / 1e6 - 6.3) < 0.1
 
 
-def pmapdp_step(sharding):  # the constraints of make_split_strategy
-    def step(layers, adam_state, x):
-        gradients = jax.grad(deep_loss)(lax.with_sharding_constraint(layers, replicated), x)
-        gradients = lax.with_sharding_constraint(gradients, sharding)
-        updates, adam_state = optimizer.update(gradients, adam_state, layers)
-        return optax.apply_updates(layers, updates), adam_state
-
-    return compile_step(step, sharding, sharding)
+def pmapdp_step(layers, adam_state, x):  # the constraints of make_split_strategy
+    gradients = jax.grad(deep_loss)(lax.with_sharding_constraint(layers, replicated), x)
+    gradients = lax.with_sharding_constraint(gradients, split)
+    updates, adam_state = optimizer.update(gradients, adam_state, layers)
+    return optax.apply_updates(layers, updates), adam_state
 
 
-programs["--shard-state parameters"] = pmapdp_step(split)
-programs["the same in rows"] = pmapdp_step(rows)
+programs["--shard-state parameters"] = compile_step(pmapdp_step, split, split)
 for name, (megabytes, messages) in wanted.items():
     assert abs(peak(programs[name]) - megabytes) < 0.8
     assert count_messages(programs[name]) == messages
@@ -397,6 +405,9 @@ for name, (megabytes, messages) in wanted.items():
         assert message.bytes * parts == message.count * received.nbytes
 assert abs(peak(programs["as a list"]) - 22) < 0.8
 assert count_messages(programs["as a list"])["all-gather"] == 32
+sent = {message.kind: message.bytes for message in collectives(programs["as a list"].as_text())}
+assert sent["all-gather"] == layers.nbytes + 16 * x.nbytes  # each layer once, and activations
+assert sent["all-to-all"] == 31 * x.nbytes / 8
 for name, program in programs.items():  # all give the layers that a replicated state gives
     some_layers = list(layers) if name == "as a list" else layers
     arguments = some_layers, optimizer.init(some_layers), x
@@ -465,8 +476,7 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # `--shard-state`. It's less thrifty than your program in two ways. With `parameters` it gathers all layers before the
 # first one is used, because it can't know where your layers begin: for the layers above, that's 28 MB in place of 11. And
 # it makes the state on the host, and sends each device its shards. `zero_sharding`
-# ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, splits the first axis that it can. For the
-# layers above that's the axis of layers, because splitting `rows` would cost that step 43 MB.
+# ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, splits the first axis that it can.
 #
 # With pmap you'd gather in every layer yourself, as in `update`, and so pmapdp splits the state only under `jit`.
 #
