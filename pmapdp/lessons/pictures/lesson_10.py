@@ -6,17 +6,6 @@ from pmapdp.lessons import drawing
 @drawing.picture
 def three_ways() -> None:
     """pmap: you pass [N, b, D], the step sees [b, D], you sum. jit: [B, D], seen whole, the compiler sums. shard_map: [B, D] in, [b, D] seen, and who sums is the question."""
-    draw_three_ways("?")
-
-
-@drawing.picture
-def three_ways_answered() -> None:
-    """The same picture without the question mark: under shard_map jax.grad sums, or you do."""
-    draw_three_ways("jax.grad, or you")
-
-
-def draw_three_ways(adder_of_shard_map: str) -> None:
-    """Draw a row for each way, with the text of the last row's box."""
     axes = drawing.canvas(21, 8)
     for x, text in (
         (3.6, "you pass"),
@@ -27,7 +16,7 @@ def draw_three_ways(adder_of_shard_map: str) -> None:
     adders = {
         "pmap": "you: lax.pmean",
         "jit": "the compiler",
-        "shard_map": adder_of_shard_map,
+        "shard_map": "?",
     }
     for row, (name, adder) in enumerate(adders.items()):
         top, programs, width = (
