@@ -88,7 +88,7 @@ def fixed_gradient(answer):
 
 
 def make_step(answer):
-    """Accept a step that makes one device's first two updates, with momentum.
+    """Accept a step that makes one device's updates: two with momentum, and one clipped.
 
     Returns:
         A remark if the step turns the check off, or None.
@@ -154,6 +154,18 @@ def make_step(answer):
             f"the loss is {wanted_loss:.4f} on one device, "
             f"yours is {np.ravel(result[2])[0]:.4f}: average it too",
         )
+    # SGD is linear, so a mean of the devices' models has passed until here.
+    clipped = optax.chain(optax.clip_by_global_norm(1), optax.sgd(1))
+    clipped_state = clipped.init(params)
+    updates, _ = clipped.update(jax.grad(loss)(params, x, y), clipped_state)
+    wanted_params = optax.apply_updates(params, updates)
+    copies = jax.tree.map(jnp.copy, (params, clipped_state))
+    found_params = answer(loss, clipped, mesh)(*copies, *batch)[0]
+    require(
+        close(found_params, wanted_params),
+        "right with SGD, but not if the optimizer clips the gradient: average the "
+        "gradients before optimizer.update, not its results",
+    )
     require(
         max(row_counts) <= b,
         f"right, but loss was called with {max(row_counts)} rows, and a device has {b} "

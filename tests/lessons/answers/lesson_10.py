@@ -8,6 +8,8 @@ CAST_OF_STEP = 'local = lax.pcast(params, "data", to="varying")'
 OWN = "jax.value_and_grad(loss)(local, x, y)"
 TRAPPED = 'lax.pmean(jax.value_and_grad(loss)(params, x, y), "data")'
 GRADIENTS_AVERAGED = f'{OWN}\n        gradients = lax.pmean(gradients, "data")'
+RETURNED = "optax.apply_updates(params, updates), optimizer_state, value"
+MODELS_AVERAGED = f'lax.pmean(({RETURNED}), "data")'
 UNCHECKED = ("**specs)", "**specs, check_vma=False)")
 DIVIDED_BY_8 = f"{OWN.replace('local', 'params')}\n        gradients = jax.tree.map(lambda g: g / 8, gradients)\n        value = lax.pmean(value, 'data')"
 DIVIDED_BY_EIGHT = "jax.tree.map(lambda g: g / 8, jax.grad(loss)(w, x))"
@@ -50,6 +52,7 @@ WRONG = {
             "jax.jit(lambda p, s, x, y: (p, s, loss(p, x, y)))",
         ),
         ("return jax.jit", COMPILED, "loss"),
+        ("before optimizer.update", STEP, OWN, RETURNED, MODELS_AVERAGED),
         ("Either psum took the place", "pmean", "psum"),
         ("this mesh has 5 devices", STEP, DIVIDED_BY_8),
         (
