@@ -42,9 +42,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Seven billion parameters, in bytes
 #
 # For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two moments. In
-# float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. With parameters and gradients
-# in 16 bits it's 16 bytes again: 2 + 2 for these two, 4 + 4 for the moments, and 4 for a float32 copy of the parameter,
-# which you usually keep.
+# float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. Parameters and gradients in 16
+# bits don't help. They take 2 + 2 bytes, the moments 4 + 4, and the float32 copy of the parameter that you usually keep
+# takes 4, so it's 16 bytes again.
 #
 # Say you split only one of the three, the parameters, the gradients or the moments, so that each device keeps an eighth.
 #
@@ -370,10 +370,10 @@ print(f"by hand: peak {peak(programs['by hand']):.0f} MB,", count_messages(progr
 #
 # While a device computes with one layer, the next one can already be on its way. That's called prefetching, and the
 # message hides completely if the batch is large enough. For b tokens on each device, a layer of p parameters takes 2bp
-# operations in the forward pass, and its gather brings 2p bytes in bfloat16. With C operations and W bytes a second,
-# 2p / W must be at most 2bp / C. The size of the layer cancels: **b must be at least C / W**. For an H100's 989e12
-# operations and lesson 06's 450 GB/s, that's 2,200 tokens. The backward pass computes twice as much and sends twice as
-# much, so the rule is the same.
+# operations in the forward pass, and its gather brings 2p bytes in bfloat16. A device that does C operations and receives
+# W bytes a second computes for 2bp / C seconds, and the message takes 2p / W. So the message hides if 2p / W is at most
+# 2bp / C. The size of the layer cancels: **b must be at least C / W**. For an H100's 989e12 operations and lesson 06's 450
+# GB/s, that's 2,200 tokens. The backward pass computes twice as much and sends twice as much, so the rule is the same.
 
 # %% tags=["proof"]
 # The asserts behind the last answers.

@@ -98,3 +98,6 @@ def memory_over_time(programs: dict[str, Any]) -> None:
         axes.set(xlabel="one step", xticks=[], ylim=(0, 80))
     grid[0].set_ylabel("MB on one device")
     grid[0].text(0.5, 22, "the state, at rest", color="white", ha="center", fontsize=8)
+    grid[1].text(
+        0.5, 22, "only during the step", color="black", ha="center", fontsize=8
+    )
