@@ -502,7 +502,7 @@ def test_lesson_17s_script_does_not_train_alone_if_two_were_expected(tmp_path):
 
 @pytest.mark.slow
 def test_two_tasks_that_jax_does_not_connect_train_nothing(tmp_path):
-    """JAX 0.10 doesn't recognize Open MPI 5, and JAX 0.12 wants mpi4py there."""
+    """Before 0.11.2 JAX doesn't recognize Open MPI 5, and then it wants mpi4py."""
     refusals = ("coordinator_address should be defined", "requires mpi4py")
     for status, output in run_two_tasks(OPEN_MPI_5, tmp_path):
         assert status == 1
