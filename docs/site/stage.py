@@ -30,17 +30,6 @@ FENCE = "`" * 10
 MARK = re.compile(r'<a id="([\w-]+)"></a>')
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WIDEST = 95  # characters of a line of a block without a language, or it is wrapped
-# Only the site's front page has this box. In the repository you see the folders.
-START = f"""{FENCE}{{admonition}} Start here
-:class: tip
-
-- New to it? Look at [the four strategies, side by side](docs/compare.md), and take
-  [the lessons](lessons/README.md) from one device to eight.
-- You have a training step? [Verify it](docs/verify.md).
-- You have a pmap program? [Port it](docs/porting.md).
-- You have a model? [Train it](docs/custom.md).
-{FENCE}
-"""
 # A link, perhaps around a picture, to a page that Sphinx doesn't make. It would turn a
 # link in Markdown into a download.
 FOUR_STRATEGIES = re.compile(
@@ -169,8 +158,6 @@ class Stage:
     def page(self, path: PurePosixPath) -> None:
         """Lay out a page of text."""
         text = (ROOT / path).read_text(encoding="utf-8")
-        if path == README:
-            text = text.replace("\n[![", f"\n{START}\n[![", 1)
         if path == COMPARE:
             text = FOUR_STRATEGIES.sub(
                 r'<a href="../four_strategies.html">\1</a>', text
