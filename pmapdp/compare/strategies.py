@@ -19,6 +19,7 @@ from pmapdp.compare.measure import (
     make_measurement,
 )
 from pmapdp.compare.results import Measurement
+from pmapdp.compare.words import ROUNDING
 from pmapdp.compare.wrong_strategies import WRONG_STRATEGIES
 from pmapdp.config import Config
 from pmapdp.errors import DivergedError, UserError
@@ -211,5 +212,8 @@ class Training:
         run.sees = self.sees
         run.losses = self.losses
         run.gradient_sums = gradient_sums
-        run.dtype = self.job.config.dtype
+        # A model of yours may keep float32 parameters, whatever --dtype says.
+        dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(self.state.params)}
+        dtypes.add(self.job.config.dtype)
+        run.dtype = max(dtypes & ROUNDING.keys(), key=ROUNDING.__getitem__)
         return run

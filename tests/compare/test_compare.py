@@ -132,6 +132,21 @@ def test_rounding_that_adam_enlarges_is_not_called_a_mistake(tmp_path):
     assert conclude(report).startswith("All end with the same parameters")
 
 
+@pytest.mark.slow
+def test_float32_parameters_may_differ_by_float32s_rounding(tmp_path):
+    """A model that takes no `param_dtype` keeps them, also with --dtype float64."""
+    (tmp_path / "net.py").write_text(
+        "from flax import nnx\n\n\n"
+        "def net(*, dtype, rngs):\n"
+        "    return nnx.Sequential(lambda x: x.reshape(-1, 784) / 255,\n"
+        "                          nnx.Linear(784, 10, dtype=dtype, rngs=rngs))\n"
+    )
+    flags = [f"--model={tmp_path}/net.py:net", "--dtype=float64", "--strategies=jit"]
+    _, report, _ = compare(tmp_path, *flags, "--devices=2", "--steps=20")
+    assert report.runs[1].largest_difference > 1e-9
+    assert conclude(report).startswith("All end with the same parameters")
+
+
 def test_the_largest_difference_of_two_trees():
     difference = strategies.largest_difference
     infinite = np.array([np.inf, 1])
