@@ -248,7 +248,7 @@ class Report(NamedTuple):
             kinds = list(self.kinds.values())
             lines.append(
                 f"Leaves compared on {count(self.devices, 'device')}, in "
-                f"{count(self.updates, 'update')}: {kinds.count('close')} within "
+                f"{count(self.updates, 'update')}: {kinds.count('close')} up to "
                 f"rounding, {kinds.count('exact')} exactly."
             )
         left_out = [name for name in self.kinds if self.kinds[name] == "per_device"]
