@@ -267,7 +267,7 @@ def test_the_page_shows_the_message(what):
     custom = CASES[what]
     if custom is built:
         custom = built()
-    shown = MESSAGES[what].replace("Pictures", "OfPictures")
+    shown = MESSAGES[what]
     model = custom.get("model", Net)
     if isinstance(model, type):
         shown = shown.replace("Net", model.__name__)
