@@ -1,4 +1,4 @@
-"""List the lines of a pmap program that need attention, and how to verify its step.
+"""List the lines of a pmap program that need attention, and print a check of its step.
 
     python -m pmapdp.port train.py            # with the files that it imports
     python -m pmapdp.port my_project --all    # a folder, also the fine lines

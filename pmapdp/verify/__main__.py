@@ -7,7 +7,7 @@
 FUNCTION takes no arguments. It returns a dictionary with the arguments of
 `pmapdp.verify.verify` by name: `step`, `reference` and `state`, and if your step needs
 them, `batch`, `key`, `layout`, `per_device`, `batch_axis`, `last_batch`, `devices`,
-`updates` and `float64`. docs/verify.md says what they are.
+`updates` and `float64`. `help(pmapdp.verify.verify)` explains them.
 
 The exit status is 0 if everything was compared and is equal, 1 if not or if the program
 fails, and 2 if the command is wrong.
