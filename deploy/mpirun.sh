@@ -16,8 +16,9 @@
 #
 #   4      works with every JAX that we test. It ends with the status of the first process that fails, up to two minutes
 #          later, because the others get their 60 seconds twice. After a SIGTERM to mpirun it ends with 1.
-#   5      needs jax 0.11.2 and pip install mpi4py. In 5.0 a SIGTERM to mpirun ended the processes before they could save,
-#          so add --checkpoint-every 500 to the flags of pmapdp.train, and you lose at most 500 updates.
+#   5      needs Python 3.12, jax 0.11.2 or newer and pip install mpi4py. In 5.0 a SIGTERM to mpirun ended the processes
+#          before they could save, so add --checkpoint-every 500 to the flags of pmapdp.train, and you lose at most 500
+#          updates.
 launcher=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
     launcher+=("$1")
