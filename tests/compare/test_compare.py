@@ -332,19 +332,6 @@ def test_the_page_is_whole_and_needs_no_network_and_no_script(compared):
     assert "so the compiler adds an all-reduce" in words
 
 
-def test_a_narrow_page_shows_the_columns_that_its_tabs_choose(compared):
-    """Each tab is the label of a checkbox, and the style names its column."""
-    _, report, page = compared
-    for number, name in enumerate(report.columns, 1):
-        assert f'id="column-{number}" aria-label="Show {name}' in page
-        heads = page.count(f'<label for="column-{number}">{name}</label>')
-        assert heads == 1
-        assert f'<div class="cell" role="cell" data-columns="{number}">' in page
-        box = f"body:has(#column-{number}:not(:checked))"
-        assert f'{box} [data-columns="{number}"] {{ display: none; }}' in page
-    assert page.count(" checked") == 2
-
-
 def test_the_page_escapes_what_it_shows(compared):
     _, report, _ = compared
     single, pmap, jit = report.runs
@@ -370,69 +357,36 @@ def chromium():
         pytest.skip("no Chromium here: apt-get install chromium")
 
 
-TAP = """<title>begun</title>
-<iframe id="frame" src="page.html" style="width:690px;height:800px"></iframe><script>
+NARROW = """<title>begun</title>
+<iframe id="frame" src="page.html" style="width:WIDTHpx;height:800px"></iframe><script>
 frame.onload = () => setTimeout(() => {
   const page = frame.contentDocument;
-  const labels = page.querySelectorAll(".answer .head label");
-  const isShown = cell => cell.getBoundingClientRect().width;
-  const visible = selector => [...page.querySelectorAll(selector)].filter(isShown);
-  const shown = selector => [
-    ...new Set(visible(selector).map(cell => cell.dataset.columns))
-  ];
-  const first = shown(".answer .cell");
-  frame.contentWindow.scrollTo(0, 500);  // the tabs stay at the top
-  const top = labels[0].getBoundingClientRect().top;
-  TAPPED.forEach(number => labels[number - 1].click());
-  page.getElementById("column-1").focus();
-  setTimeout(() => {  // when the page has been laid out
-    const moved = labels[0].getBoundingClientRect().top - top;
-    const scrolled = frame.contentWindow.scrollY;
-    const row = visible(".answer .row:last-child .cell");
-    const places = row.map(cell => cell.getBoundingClientRect());
-    document.title = JSON.stringify({
-      first, second: shown(".answer .cell"), code: shown(".column"), scrolled, moved,
-      lefts: new Set(places.map(place => place.left)).size,
-      tops: new Set(places.map(place => place.top)).size,
-    });
-  }, 100);
+  const places = selector => [...page.querySelectorAll(selector)].map(
+    element => element.getBoundingClientRect()
+  ).filter(place => place.width).map(place => [place.left, place.top]);
+  const names = [...page.querySelectorAll(".answer .row:last-child .cell > .name")];
+  document.title = JSON.stringify({
+    cells: places(".answer .row:last-child .cell"),
+    columns: places(".column"),
+    names: names.filter(name => name.offsetWidth).map(name => name.innerText),
+  });
 }, 100);
 </script>"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tapped", "shown"),
-    [
-        ([1, 2], ["1", "4"]),
-        ([1, 4], ["1", "2"]),
-        ([1, 2, 3, 4], ["1", "3"]),
-        ([3, 4], ["2", "3"]),
-        ([2, 3], ["3", "4"]),
-    ],
-)
-def test_taps_on_tabs_show_any_two_columns_and_scroll_nowhere(
-    all_strategies, tmp_path, chromium, tapped, shown
+@pytest.mark.parametrize("width", [999, 690, 600])
+def test_a_narrow_page_shows_all_columns_two_beside_each_other(
+    all_strategies, tmp_path, chromium, width
 ):
-    """Though the checkboxes that they tick are at the top of the page.
-
-    At first pmap and jit are shown. The code has the columns of the table.
-    """
+    """So what is green in a column of code has its reference on the same page."""
     (tmp_path / "page.html").write_text(all_strategies)
-    found = look.run_page(tmp_path, TAP.replace("TAPPED", str(tapped)))
-    assert found["first"] == ["2", "4"]
-    assert found["second"] == found["code"] == shown
-    assert (found["lefts"], found["tops"]) == (2, 1)  # beside each other
-    assert found["scrolled"] == 500
-    assert abs(found["moved"]) < 20
-
-
-@pytest.mark.slow
-def test_without_a_tick_all_columns_are_shown(all_strategies, tmp_path, chromium):
-    (tmp_path / "page.html").write_text(all_strategies)
-    found = look.run_page(tmp_path, TAP.replace("TAPPED", "[2, 4]"))
-    assert found["second"] == found["code"] == ["1", "2", "3", "4"]
-    assert (found["lefts"], found["tops"]) == (2, 2)
+    found = look.run_page(tmp_path, NARROW.replace("WIDTH", str(width)))
+    assert found["names"] == ["single", "pmap", "shard_map", "jit"]
+    for kind in ("cells", "columns"):
+        single, pmap, shard_map, jit = found[kind]
+        assert single[1] == pmap[1] < shard_map[1] == jit[1]
+        assert single[0] == shard_map[0] < pmap[0] == jit[0]
 
 
 PHONE = """<title>begun</title>
@@ -523,7 +477,6 @@ WRAPS = """<title>begun</title>
 <iframe id="frame" src="page.html" style="width:WIDTHpx;height:800px"></iframe><script>
 frame.onload = () => setTimeout(() => {
   const page = frame.contentDocument;
-  page.querySelectorAll("input").forEach(box => { box.checked = true; });
   const lines = [...page.querySelectorAll(".column .cell .line")];
   const height = Math.min(...lines.map(line => line.offsetHeight));
   const wrapped = lines.filter(line => line.offsetHeight > 1.5 * height);

@@ -465,7 +465,7 @@ def test_the_all_reduce_has_no_device_s_colour(bar, scheme):
 
 
 def test_paper_has_the_wide_layout_and_all_that_is_folded():
-    """A sheet is as narrow as a tablet, and nobody can tap on it."""
+    """A sheet is as narrow as a tablet, and nobody can unfold what is on it."""
     folder = Path(pictures.__file__).parent
     style = (folder / "page.css").read_text(encoding="utf-8")
     template = (folder / "page.html").read_text(encoding="utf-8")
@@ -478,7 +478,7 @@ def test_paper_has_the_wide_layout_and_all_that_is_folded():
     assert "details::details-content { content-visibility: visible;" in paper
     assert ".grid { overflow: visible; }" in paper  # a table goes on, page after page
     for selectors, rule in (
-        ({"nav", ".by-mouse", ".with-tabs"}, "display: none"),
+        ({"nav", ".by-mouse"}, "display: none"),
         ({"p", ".row", "figure", ".part", ".proof"}, "break-inside: avoid"),
         ({"h2", "h3", ".head-row", "summary"}, "break-after: avoid"),
     ):
