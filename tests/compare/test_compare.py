@@ -20,6 +20,7 @@ import port_example
 import pytest
 from launch import CALLERS, python
 from markupsafe import escape
+from rich.filesize import decimal
 
 from pmapdp.compare import __main__ as command
 from pmapdp.compare import programs, strategies
@@ -196,6 +197,22 @@ def test_the_devices_sums_in_the_pictures_add_up_to_a_single_device_s(compared):
     assert page.count(f"÷ 64 examples = {mean}<") == 3
     assert f"({text} / 2) / (64 / 2) = {mean}" in page  # what pmean makes of it
     assert f"{text} / 64 = {mean}<" in page
+
+
+def test_the_page_says_what_several_devices_save_and_what_they_don_t(compared):
+    """In numbers of this run, and nothing of it if no device waits for another."""
+    _, report, page = compared
+    pmap = report.runs[1]
+    size = decimal(pmap.collectives[0].bytes)
+    words = [
+        "With 2 devices, each sums the gradients of 32 examples in place of 64",
+        f"waits for the all-reduce of {size}",
+    ]
+    alone = [replace(run, devices=1, collectives=[]) for run in report.runs]
+    page_of_one = make_page(replace(report, runs=alone))
+    for text in words:
+        assert text in " ".join(page.split())
+        assert text not in " ".join(page_of_one.split())
 
 
 def test_the_page_says_which_file_ran_and_which_of_its_lines_adds_up(compared):
