@@ -215,6 +215,14 @@ def test_the_page_says_what_several_devices_save_and_what_they_don_t(compared):
         assert text not in " ".join(page_of_one.split())
 
 
+def test_the_page_explains_pmean_where_the_code_has_psum(compared):
+    """That's below the programs to copy, and not under the mistakes."""
+    page = " ".join(compared[2].split())
+    pmean = page.index("asks for it: <code>gradients, count = lax.pmean(")
+    explained = page.index("which is a <code>psum</code>")
+    assert pmean < explained < page.index("<summary>What ran as single")
+
+
 def test_the_page_says_which_file_ran_and_which_of_its_lines_adds_up(compared):
     """The columns of code are other programs, so the line is shown as it is there."""
     _, report, page = compared
