@@ -477,9 +477,11 @@ def test_paper_has_the_wide_layout_and_all_that_is_folded():
     assert ":root { color-scheme: light;" in paper
     assert "details::details-content { content-visibility: visible;" in paper
     assert ".grid { overflow: visible; }" in paper  # a table goes on, page after page
+    # A program that ran isn't cut, because a sheet has two of them beside each other.
+    assert "details:not(.hlo) { display: inline-block; width: 49%" in paper
     for selectors, rule in (
         ({"nav", ".by-mouse"}, "display: none"),
-        ({"p", ".row", "figure", ".part", ".proof"}, "break-inside: avoid"),
+        ({"p", ".row", "figure", ".part", ".proof", ".hlo"}, "break-inside: avoid"),
         ({"h2", "h3", ".head-row", "summary"}, "break-after: avoid"),
     ):
         named = re.findall(rf"^ *([^{{]*) {{ {rule}; }}$", paper, re.MULTILINE)
