@@ -95,8 +95,7 @@ def summary(comparison: Comparison) -> str:
     return (
         f"{config.recipe}: {config.model} on {config.dataset}, "
         f"{len(runs[0].losses):,} updates of {size} by {config.optimizer} at "
-        f"{config.learning_rate:g}, {config.dtype}, seed {config.seed}; "
-        f"{machine}"
+        f"{config.learning_rate:g}, {config.dtype}; {machine}"
     )
 
 

@@ -557,6 +557,7 @@ def test_a_batch_per_device_is_that_of_the_most_devices(tmp_path):
     sizes = [(run.devices, run.global_batch_size) for run in report.runs]
     assert sizes == [(1, 128), (2, 128), (1, 128)]
     assert "2 simulated CPU devices" in summary(report)
+    assert "seed" not in summary(report)  # which no flag of the command sets
 
 
 @pytest.mark.slow
