@@ -224,8 +224,8 @@ def print_comparison(comparison: Comparison) -> None:
         if run.report and run.verdict != "equal":
             console.print(f"\n{run.name}:\n{run.report}", soft_wrap=True)
     console.print()
-    console.print("An update's time is a median, with the middle half in brackets.")
     console.print(words.conclude(comparison))
+    console.print("An update's time is a median, with the middle half in brackets.")
     if any(run.simulated for run in comparison.runs):
         console.print(
             "Simulated devices share cores: their times don't predict an accelerator's."

@@ -22,7 +22,9 @@ def test_the_two_programs_are_compared(folder):
         shown = re.split("  +", re.search(row, PAGE, re.MULTILINE)[1].strip())
         printed = re.split("  +", re.search(row, done.out, re.MULTILINE)[1].strip())
         assert (shown[:3], shown[4:]) == (printed[:3], printed[4:])
-    verdict = re.search(r"^An update's time.*?(?=```$)", PAGE, re.DOTALL | re.MULTILINE)
+    verdict = re.search(
+        r"^pmapdp.verify finds.*?(?=```$)", PAGE, re.DOTALL | re.MULTILINE
+    )
     sentences = " ".join(verdict[0].split())
     assert "pmapdp.verify finds that each step equals its reference." in sentences
     assert sentences in " ".join(done.out.split())
