@@ -117,6 +117,7 @@ def test_the_page_of_the_four_strategies_links_the_files_that_it_names(laid):
     )
     files = set(re.findall('data-file="([^"]*)"', page))
     assert {"README.md", "docs/speed.md", "pmapdp/steps/jit.py"} <= files
+    assert {"docs/compare.md", "docs/verify.md", "docs/porting.md"} <= files
     assert sum(file.startswith("lessons/") for file in files) == 8
     for file in files:
         assert (ROOT / file).is_file()
