@@ -590,6 +590,11 @@ def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
     assert f"<h1>{names}, side by side</h1>" in page
     assert "the change is 8 times the reference's" in wrong.report
     assert wrong.report in html.unescape(page)
+    # What a phone shows above the code
+    above = re.search(r'<div class="on-phone">(.*?)<div class="grid code"', page, re.S)
+    shown = " ".join(html.unescape(re.sub("<[^>]*>", "", above[1])).split())
+    assert "port_example.py:old value, gradients = lax.pmean((value, grad" in shown
+    assert "port_example.py:new # the compiler adds the all-reduce" in shown
 
 
 RATES = """
