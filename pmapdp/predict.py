@@ -7,7 +7,7 @@
 An image must have the model's own size, and digits must be light on a dark ground, as
 in the data set. A greyscale model converts colour images. For arrays, for many
 examples and for models that give no class, docs/export.md in pmapdp's repository has
-ten lines, which don't need pmapdp.
+ten lines of Python, which don't need pmapdp.
 """
 
 import sys

@@ -2,10 +2,10 @@
 
     python -m pmapdp.scaling    # a table for ResNet-50 on A100s
 
-A step is the two passes, an all-reduce of the gradients and the update by Adam,
-one after the other. Lesson 18 explains this model, and docs/speed.md shows how
-wrong it is. The command takes no flags. For your own model and machine call
-`predict` from Python.
+A step is a forward and a backward pass, an all-reduce of the gradients and the
+update by Adam, one after the other. Lesson 18 explains this model, and
+docs/speed.md shows how wrong it is. The command takes no flags. For your own
+model and machine call `predict` from Python.
 """
 
 import math
