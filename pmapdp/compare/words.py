@@ -134,7 +134,7 @@ def conclude(comparison: Comparison) -> str:
             text += ": --dtype float64 tells which"
         return f"{text}."
     text = (
-        "All end with the same parameters: rounding makes a difference of at most "
+        "All end with the same parameters, up to rounding of at most "
         f"{describe_difference(farthest)}."
     )
     if max(run.devices for run in runs) == 1:

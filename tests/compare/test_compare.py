@@ -334,8 +334,10 @@ def test_the_text_is_short_and_ends_with_the_full_path(compared):
     assert max(map(len, lines[:-1])) <= 80  # the last one has a path
     for words in ("jit × 2", "the compiler", "you, pmap.py:", "ms an update"):
         assert words in "\n".join(lines)
-    conclusion = [line.startswith("All end with") for line in lines].index(True)
+    starts = [line.startswith("All end with") for line in lines]
+    conclusion = starts.index(True)
     assert lines[conclusion - 1] == ""  # right below the table
+    assert lines[conclusion].endswith(".")  # the number isn't wrapped
     assert re.match(r"Open /\S+/page.html in a browser", lines[-1])
 
 
