@@ -597,11 +597,14 @@ def dynamic_scale():
 
 
 def groups():
-    sums = partial(
-        lax.psum, axis_name="batch", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]]
-    )
+    halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    sums = partial(lax.psum, axis_name="batch", axis_index_groups=halves)
     yield pmap(sums, W[0] * np.arange(N))
     yield shard_map(sums, SPLIT)(W[0] * np.arange(N))
+    for reduce in (lax.psum, lax.pmean):
+        checked = partial(reduce, axis_name="batch", axis_index_groups=halves)
+        with pytest.raises(NotImplementedError):
+            shard_map(checked, SPLIT, check_vma=True)(W[0] * np.arange(N))
     both = P(("group", "batch"))
     on = mesh(2, 4, names=("group", "batch"))
     yield shard_map(lambda x: lax.psum(x, "batch"), both, out_specs=both, on=on)(
@@ -685,7 +688,17 @@ RAISES = {
             ValueError,
             "match",
             lambda: jax.pmap(jnp.sin)(jax.device_put(ROWS, jax.devices()[5])),
-        )
+        ),
+        (
+            ValueError,
+            "Sharding passed to jit does not match",
+            lambda: jax.pmap(jnp.sin)(jax.device_put(ROWS, jax.devices()[0])),
+        ),
+        (
+            ValueError,
+            "Received incompatible devices",
+            lambda: jax.pmap(jnp.sin)(ROWS) + jax.device_put(ROWS, jax.devices()[0]),
+        ),
     ],
     "pop-params": [
         (ValueError, "too many values", lambda: pop_params(layers=3)),
