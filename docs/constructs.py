@@ -25,8 +25,9 @@ FIRST = {
 OLD_NAMES = """
 ## Names that are gone or deprecated
 
-These names raise an error, unless they're marked *deprecated*. The new name works
-under pmap, shard_map and jit alike, unless the row says otherwise.
+These names raise an error, unless they're marked *deprecated*. They're in alphabetical
+order. The new name works under pmap, shard_map and jit alike, unless the row says
+otherwise.
 
 | old | new |
 | --- | --- |
@@ -97,13 +98,14 @@ def main() -> None:
         for row in ROWS.values():
             if row.status == status:
                 first += line_to_change(row)
+    for row in sorted(ROWS.values(), key=lambda row: row.written):
+        if row.status in ("gone", "old"):
+            old += old_name(row)
     for row in ROWS.values():
         if row.name in HEADINGS:
             fine += f"\n### {HEADINGS[row.name]}\n\n"
             fine += "| your line | under shard_map | under jit |\n| --- | --- | --- |\n"
-        if row.status in ("gone", "old"):
-            old += old_name(row)
-        elif row.status == "fine":
+        if row.status == "fine":
             fine += line_that_runs(row)
     print(TOP + old + first + fine, end="")
 
