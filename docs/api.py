@@ -115,8 +115,8 @@ MORE_NAMES = {
 }
 # A setting's help text is beside its flag, so this page doesn't repeat it.
 CONFIG_FIELDS = """Each field is a flag of `pmapdp.train`, with underscores for hyphens.
-[Flags](flags.md#pmapdptrain) says what each does and its default, and so does
-`help(Config)`."""
+[Flags](flags.md#the-ten-flags-you-need-first) begins with the ten that you need first,
+and says what each field does and its default. So does `help(Config)`."""
 TITLES = {
     "Args:": "Arguments",
     "Attributes:": "Attributes",

@@ -82,9 +82,11 @@ def list_settings(config: type[T]) -> type[T]:
 class Config:
     """The settings of a run. Raises `UserError` if a setting is invalid.
 
-    Each field is a flag of `python -m pmapdp.train`, with underscores for hyphens.
-    `help(Config)` says what each does, and so does docs/flags.md in pmapdp's
-    repository. `dataclasses.replace` makes a changed copy.
+    Each field is a flag of `python -m pmapdp.train`, with underscores for hyphens. You
+    need these first: `model`, `dataset`, `strategy`, `devices`, `global_batch_size`,
+    `epochs`, `learning_rate`, `dtype`, `workdir` and `best`. `help(Config)` says what
+    each field does, and so does docs/flags.md in pmapdp's repository.
+    `dataclasses.replace` makes a changed copy.
 
     Example:
         from dataclasses import replace

@@ -213,7 +213,8 @@ def export_run(
         trainable: The parameters that you trained.
 
     Returns:
-        The contents of the file's `metadata.json`.
+        The contents of the file's `metadata.json`, a dictionary: the model, its data
+        set, the labels, the update and the metrics.
 
     Raises:
         UserError: The folder has no checkpoint, a value from Python is missing, or the

@@ -106,20 +106,21 @@ def train(
             `param_dtype`, it gets the types of the run.
         data: Your data, if `config` doesn't name them: a `DataSet`, or a dictionary of
             `train`, `test` and `validation`. Each part is (inputs, labels), (inputs,
-            labels, weights), `Texts` or a map-style data set.
+            labels, weights), `Texts` or a map-style data set, such as PyTorch's.
         loss: Your loss, a function of (model, batch) that returns `MetricSums`.
             Default: the model's method `loss(batch)`, or else the cross-entropy.
         metrics: More metrics of a classifier: a function of (logits, batch) that
-            returns sums by name.
+            returns sums over the batch by name, as in `MetricSums.metrics`.
         optimizer: A function that takes the schedule and returns an Optax optimizer,
             such as `optax.lion`.
         schedule: A function that takes the number of updates made and returns the
             learning rate.
-        trainable: The parameters to train, as names or as a filter of Flax. The others
-            don't change, even with weight decay.
+        trainable: The parameters to train, as names such as `("head",)`, or as a filter
+            of Flax. The others don't change, even with weight decay.
         after_epoch: A function that every process calls after each epoch, as
-            `after_epoch(results, state)`. The state is on the devices, and the next
-            update overwrites it, so copy what you keep.
+            `after_epoch(results, state)`. The results are the epoch's entry in
+            `Result.epochs`. The state is on the devices, and the next update overwrites
+            it, so copy what you keep.
         processes: The processes that take part, which must all call `train` alike.
             Default: those that `jax.distributed.initialize` has connected.
 

@@ -20,7 +20,8 @@ class Split(NamedTuple):
             weights, or `[n, 128]` int32 token ids.
         labels: `[n]` int32 classes, or what your loss takes: an array, or a dictionary
             of arrays.
-        weights: `[n]`, how much each example counts, above 0. None: each counts 1.
+        weights: How much each example counts, above 0: an array `[n]`, or a dictionary
+            `{class: weight}`. None: each counts 1.
 
     Example:
         counts_twice = np.where(labels == 0, 2.0, 1.0)
@@ -60,7 +61,8 @@ class Texts(NamedTuple):
 class DataSet:
     """A data set holds the training set, and the sets that evaluate the model.
 
-    Each part is a `Split`, `Texts` or a map-style data set.
+    Each part is a `Split`, `Texts` or a map-style data set, which is an object with
+    `len(data)` and `data[i]`, such as PyTorch's.
 
     Attributes:
         train: The training set.
