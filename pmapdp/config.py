@@ -145,12 +145,14 @@ class Config:
     strategy: StrategyName = setting(
         "parallel",
         "pmap",
-        "How the batch is split over the devices, or single for one device.",
+        "How to split the batch over the devices, or single for one device. The result "
+        "is the same.",
     )
     devices: int | None = setting(
         "parallel",
         None,
-        "Number of devices. Default: all accelerators, or 8 simulated CPU devices.",
+        "How many devices to train on. Default: all accelerators, or 8 simulated CPU "
+        "devices.",
         bounds=(1, MAX_INT),
         example="8",
     )
@@ -174,7 +176,8 @@ class Config:
     accumulate: int = setting(
         "parallel",
         1,
-        "Micro-batches per update, each with batch-norm moments of its own.",
+        "Micro-batches per update, computed one after the other to save memory. Each "
+        "has batch-norm moments of its own.",
         bounds=(1, MAX_INT),
         example="2",
         fixed_on_resume=True,
@@ -262,7 +265,8 @@ class Config:
     weight_decay: float = setting(
         "optimization",
         0.0,
-        "Decoupled weight decay. Needs adamw.",
+        "Decoupled weight decay: each update also shrinks every weight, by the "
+        "learning rate times this. Needs adamw.",
         bounds=(0, MAX_FLOAT),
         example="0.01",
         fixed_on_resume=True,
@@ -270,7 +274,8 @@ class Config:
     clip_norm: float | None = setting(
         "optimization",
         None,
-        "Largest global norm of a gradient: a longer one is scaled. Default: no limit.",
+        "Largest norm of the gradient of all parameters. A larger gradient is scaled "
+        "down to it. Default: no limit.",
         bounds=(1e-30, MAX_FLOAT),
         example="1.0",
         fixed_on_resume=True,
@@ -307,7 +312,8 @@ class Config:
     steps: int | None = setting(
         "run",
         None,
-        "Updates after which to stop. Default: all that the epochs have.",
+        "Stop after this many updates. The schedule stays as it is. Default: all that "
+        "the epochs have.",
         bounds=(1, MAX_INT),
         example="100",
     )
@@ -321,7 +327,7 @@ class Config:
     patience: int | None = setting(
         "run",
         None,
-        "Epochs without a better one after which to stop. Default: never.",
+        "Stop after this many epochs without a better one. Default: never.",
         bounds=(1, MAX_INT),
         example="3",
         fixed_on_resume=True,

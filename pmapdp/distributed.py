@@ -165,12 +165,12 @@ class ProcessesOptions:
         "HOST:PORT of process 0, without a launcher. All who reach it can connect.",
     )
     num_processes: int | None = setting(
-        "processes", None, "Number of processes, without a launcher."
+        "processes", None, "How many processes you start without a launcher."
     )
     process_id: int | None = setting(
         "processes",
         None,
-        "Number of this process, without a launcher. Process 0 writes the files.",
+        "Which of these processes this is, from 0. Process 0 writes the files.",
     )
     heartbeat_timeout: int = setting(
         "processes",

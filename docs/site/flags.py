@@ -19,6 +19,19 @@ Look up a flag with your browser's search, or with `--help`, which has the same 
 You need none to begin: `pmapdp train`, short for `python -m pmapdp.train`, trains a
 small network on scans of digits, on all your devices.
 
+| you want to | flags |
+| --- | --- |
+| train your own model on your data | `--model`, `--dataset` |
+| save a run, and resume it | `--workdir`, `--checkpoint-every` |
+| keep eight GPUs busy | `--per-device-batch-size`, `--dtype bfloat16` |
+| train on several machines | `--distributed` |
+| use less memory | `--accumulate`, `--shard-state`, `--mesh` with `--layout` |
+| fit the learning rate to a larger batch | `--scale-learning-rate`, `--warmup-steps` |
+| fine-tune a trained model | `--init-from`, `--trainable` |
+| stop early | `--patience`, `--steps` |
+| log losses for plots | `--metrics-file`, `--log-every` |
+| find out why it's slow | `--profile` |
+
 Every example has a value that works. *Fixed* marks what you can't change when a run
 resumes, because its result depends on it. Only a finished run may get more `--epochs`.
 
@@ -199,8 +212,7 @@ def describe_sections(command: str) -> dict[str, Rows]:
             default, text = describe_setting(field, hints[field.name])
             # Two groups of a command may share a flag, each with a help of its own.
             if example in rows and rows[example] != (default, text):
-                first_default, first_text = rows[example]
-                default, text = f"{first_default}; {default}", f"{first_text} {text}"
+                text = f"{rows[example][1]} {text}"
             rows[example] = (default, text)
     return sections
 

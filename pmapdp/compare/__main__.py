@@ -79,7 +79,8 @@ class CompareOptions(SharedOptions):
     devices: tuple[int, ...] = setting(
         "comparison",
         (),
-        "Numbers of devices. Default: all accelerators, or 8 simulated CPU devices.",
+        "How many devices to compare with one, as one number or several. Default: all "
+        "accelerators, or 8 simulated CPU devices.",
     )
     steps: int = setting("comparison", 20, "Updates of each run, at least 10.")
     global_batch_size: int | None = setting(
@@ -96,7 +97,8 @@ class ProgramsOptions(SharedOptions):
     devices: int | None = setting(
         "comparison",
         None,
-        "When you compare your own steps, give one number. Default: the same.",
+        "When you compare your own steps, give one number. Default: all accelerators, "
+        "or 8 simulated CPU devices.",
     )
 
 

@@ -44,7 +44,8 @@ class Options:
     devices: int | None = setting(
         "options",
         None,
-        "Number of devices. Default: all accelerators, or 8 simulated CPU devices.",
+        "How many devices to run your step on. Default: all accelerators, or 8 "
+        "simulated CPU devices.",
     )
     json: str | None = setting(
         "options", None, "Also write the report to this file.", metavar="FILE"
