@@ -204,7 +204,7 @@ def export_run(
         path: The file to write or replace.
         data_dir: The folder of downloaded data sets. Default: as in training.
         best: Take the checkpoint of the best epoch.
-        model: Your network again, if `train` was given it. So are all that follow.
+        model: Your network, if you gave it to `train`. The same goes for what follows.
         data: Your data.
         loss: Your loss.
         metrics: Your metrics of a classifier.
