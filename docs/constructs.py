@@ -11,6 +11,13 @@ Search this page for the function in your line. If you have an error message ins
 [search for the message](newer_jax.md#find-your-error-message), and if you have a whole
 program, let [`port`](porting.md) find its lines.
 
+The page lists [names that are gone](#names-that-are-gone-or-deprecated), lines that
+[fail](#fails-the-line-raises-an-error), give [wrong
+numbers](#wrong-the-line-runs-and-gives-wrong-numbers), need a
+[check](#check-it-depends-on-the-rest-of-your-program) or are
+[slow](#slow-the-numbers-are-correct), and lines that [run as they always
+did](#lines-that-run-as-they-always-did).
+
 *Stays* means that you keep the line, and *not needed* that you remove it. N is the
 number of devices, `[B, ...]` the global batch, and `b = B / N`. Tests run every line
 that fails, and the collectives and steps in their old and new form.
