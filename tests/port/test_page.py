@@ -374,6 +374,25 @@ def test_batches_are_split_in_order_and_padded_with_weight_0(page):
 
 
 @pytest.mark.parametrize(
+    ("cut", "is_gathered"),
+    [("x.reshape(-1, K, 3).swapaxes(0, 1)", False), ("x.reshape(K, -1, 3)", True)],
+)
+def test_how_the_compiler_cuts_a_batch_into_micro_batches(cut, is_gathered):
+    assert cut.replace("3", "...") in CONSTRUCTS["accumulate"].jit
+
+    def add_gradients(w, x):
+        def add(total, rows):
+            return total + jax.grad(lambda w: jnp.tanh(rows @ w).sum())(w), None
+
+        return lax.scan(add, jnp.zeros_like(w), eval(cut, {"x": x, "K": 2}))[0]
+
+    step = jax.jit(add_gradients, in_shardings=(place(), place("batch")))
+    compiled = step.lower(W, X).compile().as_text()
+    kinds = [collective.kind for collective in collectives(compiled)]
+    assert ("all-gather" in kinds) == is_gathered
+
+
+@pytest.mark.parametrize(
     "name",
     ["accumulation", pytest.param("hugging_face_tokens", marks=pytest.mark.slow)],
 )
