@@ -245,18 +245,10 @@ def train_epoch(
             state, sums = strategy.train_step(state, batch)
             progress.step += 1
             meter.add(progress.step, sums, examples)
-            # The speed is without the first update, which was compiled, and without
-            # those that --profile slows down.
-            if report.compile_seconds is None:
-                meter.finish()
-                report.compile_seconds = meter.seconds
-                meter.start_clock()
-            if report.trace.update(state):
-                meter.start_clock()
-            report.update(progress.step, meter)
+            report.update(progress, meter, state)
 
             if progress.is_epoch_end:
-                results = evaluate_epoch(job, state, progress.step, meter)
+                results = evaluate_epoch(job, state, progress, meter)
                 progress.end_epoch(results)
                 report.end_epoch(results, meter)
                 save(job, state, progress, meter, checkpoints)
@@ -274,20 +266,20 @@ def train_epoch(
 
 
 def evaluate_epoch(
-    job: Job, state: TrainState, step: int, meter: Meter
+    job: Job, state: TrainState, progress: Progress, meter: Meter
 ) -> dict[str, Any]:
-    """Return the results of an epoch that ended with update `step`."""
+    """Return the results of an epoch that has just ended."""
     meter.finish()  # the evaluation isn't part of its time
     results: dict[str, Any] = {
-        "epoch": (step - 1) // job.batches["train"].per_epoch + 1,
-        "step": step,
+        "epoch": progress.epoch,
+        "step": progress.step,
         "train": meter.means,
     }
     part = job.evaluated_part
     if part is not None:
         results[part] = evaluate(job, state, part)
     # The rate of the update that was made last, not of the next one.
-    learning_rate = job.schedule(jax.device_put(step - 1))
+    learning_rate = job.schedule(jax.device_put(progress.step - 1))
     results["learning_rate"] = float(jax.device_get(learning_rate))
     return results | meter.speed
 

@@ -22,6 +22,7 @@ from points import run
 from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.metrics import Meter
+from pmapdp.run.progress import Progress
 from pmapdp.run.report import Report
 from pmapdp.train import main
 from pmapdp.train import train as train_in_python
@@ -298,7 +299,8 @@ def test_a_speed_counts_finished_updates_and_the_bar_s_is_steady(has_bar):
             meter.timed_updates = queued
             meter.timed_examples = 20 * queued
             meter.seconds = 0.1 * max(queued - 2, 0.01)
-            Report.show_progress(report, 14 * epoch + queued, meter)
+            progress = Progress(report.job, 14 * epoch + queued)
+            Report.show_progress(report, progress, meter)
     if has_bar:
         shown = [text.count("  200 examples/s") for text in bar.texts]
         assert shown == 11 * [0] + 17 * [1]

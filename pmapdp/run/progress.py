@@ -47,6 +47,11 @@ class Progress:
         return self.last["epoch"] - self.best["epoch"] >= patience
 
     @property
+    def epoch(self) -> int:
+        """Return the number of the last update's epoch, from 1."""
+        return (self.step - 1) // self.job.batches["train"].per_epoch + 1
+
+    @property
     def is_epoch_end(self) -> bool:
         """Return True after the last update of an epoch, or of the run."""
         per_epoch = self.job.batches["train"].per_epoch

@@ -33,10 +33,6 @@ class Report:
     """The lines of a run, with a bar on a terminal. Its files say the same as data.
 
     Only the first process prints and writes. `stack` closes what this opens.
-
-    Attributes:
-        compile_seconds: The time of the first update. None before it.
-        trace: The trace of `--profile`.
     """
 
     def __init__(self, job: Job, stack: contextlib.ExitStack):
@@ -45,7 +41,7 @@ class Report:
         self.stack = stack
         self.is_process_0 = job.processes.is_process_0
         self.shows_progress = config.progress and self.is_process_0
-        self.compile_seconds: float | None = None
+        self.compile_seconds: float | None = None  # of the first update
         self.newest_loss = ""  # for the bar
         self.newest_speed = ""
         self.bar: rich.Progress | None = None
@@ -100,24 +96,31 @@ class Report:
             self.bar.add_task("compiling", total=self.job.total_steps, completed=step)
             self.shown = -math.inf  # it changes as soon as it has compiled
 
-    def update(self, step: int, meter: Meter) -> None:
-        """Report update `step`, which the devices may still compute."""
+    def update(self, progress: Progress, meter: Meter, state: TrainState) -> None:
+        """Report an update, which the devices may still compute."""
+        # The speed is without the first update, which was compiled, and without those
+        # that --profile slows down.
+        if self.compile_seconds is None:
+            meter.finish()
+            self.compile_seconds = meter.seconds
+            meter.start_clock()
+        if self.trace.update(state):
+            meter.start_clock()
         self.files.write_losses(meter)
         wait = SECONDS_BETWEEN_LINES
         if self.bar:
             wait = SECONDS_BETWEEN_REFRESHES
-            per_epoch = self.job.batches["train"].per_epoch
-            if step % per_epoch == 0 or step == self.job.total_steps:
+            if progress.is_epoch_end:
                 wait = 0.0  # the bar stays there while the run evaluates
         now = time.monotonic()
         if self.shows_progress and now - self.shown >= wait:
-            self.show_progress(step, meter)
+            self.show_progress(progress, meter)
             self.shown = now
 
-    def show_progress(self, step: int, meter: Meter) -> None:
+    def show_progress(self, progress: Progress, meter: Meter) -> None:
         """Move the bar, or print a line if there is none."""
-        number = (step - 1) // self.job.batches["train"].per_epoch + 1
-        epoch = self.name_epoch(number)
+        step = progress.step
+        epoch = self.name_epoch(progress.epoch)
         figures = format_metrics(meter.means)
         # The devices may still compute the updates that the host has queued ahead.
         finished = meter.timed_updates - UPDATES_AHEAD
