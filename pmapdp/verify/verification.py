@@ -289,19 +289,6 @@ def require_without(names: list[str]) -> str:
     return "report.require(not_compared=[" + ",\n".join(lines) + "])"
 
 
-def find_required(function: Callable) -> list[str]:
-    """Return the names of the arguments without which a function can't be called."""
-    names = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        is_variable = parameter.kind in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        )
-        if parameter.default is parameter.empty and not is_variable:
-            names.append(name)
-    return names
-
-
 def verify_program(
     target: str, devices: Sequence[jax.Device]
 ) -> tuple[dict[str, Any], Report]:
@@ -311,12 +298,15 @@ def verify_program(
         The arguments, with their defaults, and the report.
     """
     function = load_from_file(target)
-    if find_required(function):
+    signature = inspect.signature(function)
+    try:
+        signature.bind()
+    except TypeError:
         raise UserError(
-            f"{target} takes {', '.join(find_required(function))}: name a function "
+            f"{target} takes {', '.join(signature.parameters)}: name a function "
             "without arguments that returns verify's arguments in a dictionary "
             "(docs/verify.md in pmapdp's repository)"
-        )
+        ) from None
     try:
         arguments = {"devices": devices, **function()}
         call = inspect.signature(verify).bind(**arguments)
