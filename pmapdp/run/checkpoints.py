@@ -77,11 +77,10 @@ class Checkpoints:
             )
         self.folder = folder
         self.provenance = provenance
-        self.args = ocp.args
+        self.ocp = ocp
         managers = ocp.checkpoint_managers
-        self.steps_to_keep = managers.CustomSteps
-        # `save` puts the best epoch's step into the second.
-        self.policies = [managers.LatestN(keep), self.steps_to_keep([])]
+        # `save` replaces the second, which keeps the best epoch's.
+        self.policies = [managers.LatestN(keep), managers.CustomSteps([])]
         path = LiteralPath(folder.absolute())
         with hide_further_errors():  # and warnings of what read_only means
             options = ocp.CheckpointManagerOptions(
@@ -104,10 +103,11 @@ class Checkpoints:
 
         When this returns, the state's memory may be used again.
         """
+        # It's written once. The rest is for what others write meanwhile.
         needed = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         # If a write failed, Orbax's threads would wait for minutes.
         if shutil.disk_usage(self.folder).free < needed:
-            # The one before may still be on its way to the disk. It had enough space.
+            # The checkpoint before this one may still be on its way to the disk.
             self.wait()
             raise UserError(
                 f"a checkpoint of up to {needed / 1e6:,.0f} MB could not be written to "
@@ -120,12 +120,13 @@ class Checkpoints:
             "checksum": checkpoint_checksum(state, progress),
         }
         self.wait()
-        self.policies[1] = self.steps_to_keep([progress["best"].get("step")])
-        items = {
-            "state": self.args.StandardSave(state),
-            "progress": self.args.JsonSave(progress | facts),
-        }
-        self.manager.save(step, args=self.args.Composite(**items))
+        best_step = progress["best"].get("step")
+        self.policies[1] = self.ocp.checkpoint_managers.CustomSteps([best_step])
+        items = self.ocp.args.Composite(
+            state=self.ocp.args.StandardSave(state),
+            progress=self.ocp.args.JsonSave(progress | facts),
+        )
+        self.manager.save(step, args=items)
 
     def read(
         self,
@@ -158,7 +159,7 @@ class Checkpoints:
             wanted = jax.tree.map(
                 lambda x, sharding: x.update(sharding=sharding), wanted, shardings
             )
-            items = self.args.Composite(state=self.args.StandardRestore(wanted))
+            items = self.ocp.args.Composite(state=self.ocp.args.StandardRestore(wanted))
             state = self.restore(step, items)["state"]
             del progress["shapes"]
             require_intact(self.folder / str(step), state.step, state, progress)
@@ -171,11 +172,11 @@ class Checkpoints:
         They may come from any run and any devices, and are in float64 if that run was.
         """
         with use_host(), jax.enable_x64(True):
-            on_host = self.args.StandardRestore(
+            on_host = self.ocp.args.StandardRestore(
                 fallback_sharding=jnp.zeros(()).sharding
             )
             progress = self.read_progress(step)
-            state = self.restore(step, self.args.Composite(state=on_host))["state"]
+            state = self.restore(step, self.ocp.args.Composite(state=on_host))["state"]
             leaves = named_leaves(state)
             # In the order of the checksum.
             arrays = [leaves.get(name) for name in progress.pop("shapes")]
@@ -185,7 +186,7 @@ class Checkpoints:
 
     def read_progress(self, step: int) -> dict[str, Any]:
         """Read what a checkpoint holds beside the state."""
-        items = self.args.Composite(progress=self.args.JsonRestore())
+        items = self.ocp.args.Composite(progress=self.ocp.args.JsonRestore())
         with self.explain_damage(step):
             return self.restore(step, items)["progress"]
 
@@ -243,19 +244,20 @@ def hide_further_errors() -> Iterator[None]:
         if "Event loop is closed" not in str(error.exc_value):
             show(error)
 
-    # asyncio logs an error for which nobody has asked.
+    # asyncio logs the error of a read for which nobody waits any more.
     asyncio.addFilter(is_not_a_read)
-    # TensorStore's threads tell of a read that ends later still. They can't raise.
+    # A read may end even later, in a thread of TensorStore, which can't raise an error.
     sys.unraisablehook = show_unless_late
     try:
         # Orbax's threads log the errors that the caller gets as well.
         with hide_log(), warnings.catch_warnings():
-            # Python warns of a read that wasn't started any more.
+            # Python warns of a read that was never started.
             warnings.filterwarnings("ignore", "coroutine 'Store", RuntimeWarning)
             try:
                 yield
             except Exception as error:
-                # The others are heard of once they have ended, and nothing holds them.
+                # The other errors are reported when their reads have ended, and no
+                # variable holds them any more.
                 time.sleep(SECONDS_OF_LATE_READS)
                 traceback.clear_frames(error.__traceback__)
                 gc.collect()
