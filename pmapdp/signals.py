@@ -44,12 +44,16 @@ class StopRequest:
     No process of several may stop on its own, because the others would wait for it in
     the next all-reduce. So JAX takes SIGTERM and lets all agree on the update after
     which they stop, and the other signals are passed on as SIGTERM.
+
+    Attributes:
+        signal: The first signal that came to this process, or None.
+        agreed: The signal after which all processes stop, or None until they agree.
     """
 
     def __init__(self, processes: "Processes"):
         self.processes = processes
-        self.signal: signal.Signals | None = None  # that came to this process
-        self.agreed: signal.Signals | None = None  # after which the run stops
+        self.signal: signal.Signals | None = None
+        self.agreed: signal.Signals | None = None
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Note the first signal, and stop at the second."""
@@ -72,7 +76,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def watch_signals(processes: "Processes") -> Iterator[StopRequest]:
-    """Note the signals that come meanwhile."""
+    """Note the first signal that comes inside the `with`, and stop at the second."""
     stop_request = StopRequest(processes)
     numbers = set(SIGNALS)
     if processes.count > 1:

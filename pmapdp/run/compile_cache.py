@@ -9,7 +9,7 @@ import jax
 
 
 def keep_compiled_programs() -> None:
-    """Let JAX keep them in `~/.cache/pmapdp/compiled`, or in the folder you set."""
+    """Let JAX keep programs in `~/.cache/pmapdp/compiled`, or in the folder you set."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         # Some containers have no home, and JAX would warn of each program.
         with contextlib.suppress(OSError, RuntimeError):

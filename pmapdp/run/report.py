@@ -30,7 +30,7 @@ STEADY_SPEED = 10  # updates of an epoch: the bar shows no speed of fewer
 
 
 class Report:
-    """The lines of a run, with a bar on a terminal. Its files say the same as data.
+    """Prints a run's lines, with a bar on a terminal, and writes its log and metrics.
 
     Only the first process prints and writes. `stack` closes what this opens.
     """

@@ -30,8 +30,11 @@ def load_state(
 ) -> tuple[TrainState, Any]:
     """Read the newest state of a run to the host, or its best epoch's.
 
-    With it comes the progress. A `UserError` says if it's of another run, or if
-    the fingerprint of the data is another one.
+    Returns:
+        The state, and the progress as the checkpoint holds it.
+
+    Raises:
+        UserError: The state is of another run, or of data with another fingerprint.
     """
     # Nothing is trained, so learning rates and code don't matter.
     settings = fixed_settings(read_config(path), data_fingerprint)

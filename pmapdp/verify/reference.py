@@ -58,8 +58,8 @@ class MappedStep(NamedTuple):
 def one_device(step: Callable, axis_name: Any) -> MappedStep:
     """Make the reference of one device: the step over an axis of size 1.
 
-    Over such an axis collectives return their argument. A step that calls
-    `jax.device_count()` is refused, because the count isn't 1.
+    Over such an axis, a sum or a mean over devices is the device's own value. A step
+    that calls `jax.device_count()` is refused, because the count isn't 1.
 
     Args:
         step: The step with its collectives, before it is mapped.
@@ -273,7 +273,7 @@ class Reference:
         return split_result(self.step(*arguments), self.state, "the reference")
 
     def run_device(self, device: Any, state: Any, batch: Any, key: Any) -> Any:
-        """Call the step over an axis of size 1, where collectives change nothing.
+        """Call the step over an axis of size 1, where an all-reduce changes nothing.
 
         Returns:
             The "state" and the "metrics" of device number `device`.
