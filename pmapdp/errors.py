@@ -116,9 +116,8 @@ class StoppedError(KeyboardInterrupt):
 def flags_to_arguments(message: str) -> str:
     """Write the flags in a message as keyword arguments, for callers from Python.
 
-    Some seventy messages name a setting, and both a command and your program may get
-    them. So each is a plain sentence with flags, and this is the one place that
-    rewrites them.
+    Both a command and your program may get a message that names a setting. So messages
+    have flags, and this is the one place that rewrites them.
 
     `--warmup-steps 5` becomes `warmup_steps=5`, `--switch-epochs 3 7` becomes
     `switch_epochs=(3, 7)`, `--strategy jit` becomes `strategy="jit"`, `--workdir a/b`

@@ -135,7 +135,6 @@ def make_job(
     updates = config.epochs * updates_per_epoch
     schedule = choose_schedule(config, custom, B, updates_per_epoch, updates)
     task = make_task(config, custom, model, schedule, arrays.augment)
-    # Built-in models and losses aren't tried here, because tests cover them.
     is_custom = (custom.model, custom.loss, custom.metrics) != (None, None, None)
     check_task(task, arrays, custom=is_custom, best=config.best)
     data_fingerprint = require_same_data(config, data, processes)

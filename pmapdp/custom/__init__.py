@@ -1,8 +1,8 @@
 """Your data, model, loss and optimizer, fitted to the trainer or refused.
 
-Nearly every check of your own parts is in this folder, and runs before the first
-update. Only examples that are read one by one are checked later, when they're read.
-`job.py` calls these files in this order:
+Nearly every check of your own parts is in this folder, and `job.py` makes it before the
+first update. Only examples that are read one by one are checked later, when they're
+read. Read the files in this order:
 
     data.py        makes a `DataSet` of your data, for the batches
     arrays.py        checks one array, and converts it to a type that JAX has

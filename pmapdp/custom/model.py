@@ -1,12 +1,13 @@
 """Build your model, and check before training that it and its loss fit the data.
 
-`check_task` asks five questions, in this order:
+`check_task` asks six questions, in this order:
 
     Does the model take the inputs, and the loss its outputs?
     Does the model have a logit for each class, or the loss return sums?
     Are the sums the same on any number of devices? (`loss.py`)
     Is the accuracy the share of right answers? (`loss.py`)
     Can the model be exported? If not, that's a warning.
+    Does the loss return the metric of `--best`?
 """
 
 import sys
@@ -100,7 +101,7 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
             "return sums over the examples, pmapdp.loss.MetricSums(loss="
             "(batch.weights * losses).sum(), correct=None, count=batch.weights.sum())"
         )
-    # The built-in networks and losses are tested, so they start without a trial.
+    # Built-in models and losses aren't tried here, because tests cover them.
     if custom or data.augment is not None:
         check_loss(task, examples)
         if not task.classifies and outputs.correct is not None:

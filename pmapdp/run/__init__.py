@@ -1,6 +1,6 @@
 """Save, resume, stop and log long runs, each in its own folder.
 
-Read the files in the order in which `train.py` uses them:
+Read the files in this order:
 
     compile_cache.py   keeps compiled programs for the next start
     workdir.py         opens and locks the folder, and has its config.json
