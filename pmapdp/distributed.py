@@ -237,8 +237,7 @@ def start_devices(config: Config, number: int | None, launcher: str) -> Processe
         )
     choose_devices(number)
     processes = Processes(jax.process_index() == 0, jax.process_count(), launcher)
-    # Before any collective, because JAX's own between processes don't work with
-    # different devices.
+    # Before any collective, because none works between processes whose devices differ.
     descriptions = []
     for process in range(processes.count):
         local_devices = jax.local_devices(process)

@@ -53,7 +53,7 @@ class Report:
         self.trace = Trace(job, self.print_line)
         # A run that's stopped, or that diverges, ends its trace, too.
         stack.callback(self.trace.end)
-        self.shown = time.monotonic()
+        self.last_shown = time.monotonic()
 
     def print_line(self, *texts: str) -> None:
         """Print lines as they are, and write them to the log."""
@@ -94,7 +94,7 @@ class Report:
             )
             self.stack.enter_context(self.bar)
             self.bar.add_task("compiling", total=self.job.total_steps, completed=step)
-            self.shown = -math.inf  # it changes as soon as it has compiled
+            self.last_shown = -math.inf  # it changes as soon as it has compiled
 
     def update(self, progress: Progress, meter: Meter, state: TrainState) -> None:
         """Report an update, which the devices may still compute."""
@@ -113,9 +113,9 @@ class Report:
             if progress.is_epoch_end:
                 wait = 0.0  # the bar stays there while the run evaluates
         now = time.monotonic()
-        if self.shows_progress and now - self.shown >= wait:
+        if self.shows_progress and now - self.last_shown >= wait:
             self.show_progress(progress, meter)
-            self.shown = now
+            self.last_shown = now
 
     def show_progress(self, progress: Progress, meter: Meter) -> None:
         """Move the bar, or print a line if there is none."""

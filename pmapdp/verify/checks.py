@@ -124,12 +124,12 @@ def choose_update(wrong_updates: list[StepUpdate], output: Output) -> StepUpdate
     Micro-batches are added up in one update, and only the next one makes the parameters
     wrong. So of two such updates, it's the one whose leaves were correct before.
     """
+    names_before = {leaf.name for leaf in wrong_updates[0].wrong_leaves(output)}
 
     def rank(update: StepUpdate) -> tuple[int, int]:
         names = {leaf.name for leaf in update.wrong_leaves(output)}
         return len(names), len(names - names_before)
 
-    names_before = {leaf.name for leaf in wrong_updates[0].wrong_leaves(output)}
     return max(wrong_updates, key=rank)
 
 
@@ -190,7 +190,7 @@ def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
     without drawing anything. Two things show that the numbers are the same: metrics
     that stay equal, and a change of the state that is a multiple of the first run's.
     """
-    # For each random leaf, if it shows other random numbers.
+    # True for each random leaf that shows other random numbers.
     metrics = []
     arrays = []
     numbers = []

@@ -146,6 +146,9 @@ def find_used_leaves(
         The leaves that are used, and those that aren't. A leaf is in neither if it was
         only shifted together with others, or if only such leaves depend on it.
     """
+    users = set(updates[0].leaves).difference(names)
+    unknown: set[str] = set()
+    waiting = group_by_name(names)
     moved_by = cache(partial(find_moved, reference, updates))
 
     def find_moving_group(results: set[str]) -> tuple[str, ...] | None:
@@ -155,9 +158,6 @@ def find_used_leaves(
                 return group
         return None
 
-    users = set(updates[0].leaves).difference(names)
-    unknown: set[str] = set()
-    waiting = group_by_name(names)
     while group := find_moving_group(users):
         waiting.remove(group)
         if len(group) == 1:
