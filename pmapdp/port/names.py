@@ -60,12 +60,9 @@ class Program(ast.NodeVisitor):
         return node
 
     def file_of(self, node: Node) -> str:
-        """Return the path of the file that a node is in, or an empty text."""
+        """Return the path of the file that a node is in."""
         module = self.enclosing(node, ast.Module)
-        for path, tree in self.files.items():
-            if tree is module:
-                return path
-        return ""
+        return next(path for path, tree in self.files.items() if tree is module)
 
     def resolve(self, node: Value) -> Value:
         """Return what a name stands for. Another expression stands for itself."""
