@@ -98,9 +98,9 @@ def parse_with_recipe(
         "docs/flags.md in pmapdp's repository has an example of every flag.",
     ]
     command = command._replace(description="\n\n".join(texts))
-    shown = recipe_for_help(arguments)
+    config = recipe_for_help(arguments)
     # A command's own flag may have the name of a setting, and another default.
-    defaults = {field.name: getattr(shown, field.name) for field in config_fields}
+    defaults = {field.name: getattr(config, field.name) for field in config_fields}
     values = read_flags(command, fields, arguments, defaults)
     recipe = find_recipe(values.pop("recipe", "digits"))
     names = values.keys() & {field.name for field in option_fields}

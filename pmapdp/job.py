@@ -225,10 +225,10 @@ def make_task(
                 "metrics= is for the cross-entropy: return them in the metrics of your "
                 "loss's MetricSums"
             )
-    chosen = trainable_filter(model, trainable)
-    freeze_batch_norms(model, chosen)
+    params_filter = trainable_filter(model, trainable)
+    freeze_batch_norms(model, params_filter)
     if custom.optimizer is not None:
-        check_optimizer(custom.optimizer, schedule, nnx.state(model, chosen))
+        check_optimizer(custom.optimizer, schedule, nnx.state(model, params_filter))
     return Task(
         model,
         make_optimizer(config, schedule, custom.optimizer),
@@ -238,7 +238,7 @@ def make_task(
         classifies=classifies,
         augment=augment,
         accumulate=config.accumulate,
-        trainable=chosen,
+        trainable=params_filter,
     )
 
 

@@ -145,21 +145,21 @@ class Checkpoints:
                 device holds all.
             accept_changed_functions: Take a checkpoint of other functions of yours.
         """
-        wanted = jax.eval_shape(lambda: initial_state(task))
+        target = jax.eval_shape(lambda: initial_state(task))
         progress = self.read_progress(step)
         with self.explain_damage(step):
             require_same_run(
                 f"the checkpoint of step {step} in {self.folder}",
                 progress,
                 self.provenance,
-                shapes_of(wanted),
+                shapes_of(target),
                 accept_changed_functions=accept_changed_functions,
             )
-            shardings = jax.tree.broadcast(sharding or jnp.zeros(()).sharding, wanted)
-            wanted = jax.tree.map(
-                lambda x, sharding: x.update(sharding=sharding), wanted, shardings
+            shardings = jax.tree.broadcast(sharding or jnp.zeros(()).sharding, target)
+            target = jax.tree.map(
+                lambda x, sharding: x.update(sharding=sharding), target, shardings
             )
-            items = self.ocp.args.Composite(state=self.ocp.args.StandardRestore(wanted))
+            items = self.ocp.args.Composite(state=self.ocp.args.StandardRestore(target))
             state = self.restore(step, items)["state"]
             del progress["shapes"]
             require_intact(self.folder / str(step), state.step, state, progress)

@@ -168,8 +168,8 @@ class Report:
         texts = [self.name_epoch(results["epoch"])]
         for name in self.job.batches:
             if name in results:
-                shown = name.replace("validation", "valid")  # keeps the line short
-                texts.append(" ".join([shown, *format_metrics(results[name])]))
+                label = name.replace("validation", "valid")  # keeps the line short
+                texts.append(" ".join([label, *format_metrics(results[name])]))
         self.print_line("  ".join(texts))  # 80 columns, with a recipe's metrics
         self.read_newest_loss(meter)
 

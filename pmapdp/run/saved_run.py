@@ -108,23 +108,23 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
             saved[name.replace("/", ".")] = array
     arrays = task.split_arrays(task.model)
     leaves = []
-    left = []
+    missing = []
     for name, array in named_leaves(*arrays).items():
         if name in saved and saved[name].shape == array.shape:
             # Weights of a float64 run may start one of float32.
             leaves.append(saved[name].astype(array.dtype))
         else:
             leaves.append(array)
-            left.append(name)
-    taken = len(leaves) - len(left)
+            missing.append(name)
+    count = len(leaves) - len(missing)
     # The name of another model's folder is a common mistake.
-    if not taken:
+    if not count:
         raise UserError(
             f"{flag('init_from', path)} has no array of {task.name}, for example no "
-            f"{min(left)}: {advice}"
+            f"{min(missing)}: {advice}"
         )
     model = task.merge_arrays(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
-    message = f"starts from {taken} arrays of {path}, which had made {step:,} updates"
-    if left:
-        message += f"; as the seed makes them: {', '.join(left)}"
+    message = f"starts from {count} arrays of {path}, which had made {step:,} updates"
+    if missing:
+        message += f"; as the seed makes them: {', '.join(missing)}"
     return dataclasses.replace(task, model=model), message

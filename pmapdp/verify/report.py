@@ -270,16 +270,16 @@ class Report(NamedTuple):
 
     def conclude(self) -> str:
         """Return the last line."""
-        made = sum(check.status in ("passed", "FAILED") for check in self.checks)
+        total = sum(check.status in ("passed", "FAILED") for check in self.checks)
         if self.failed:
             return (
-                f"{len(self.failed)} of {made} checks FAILED. One mistake can hide "
+                f"{len(self.failed)} of {total} checks FAILED. One mistake can hide "
                 "others: correct it and verify again."
             )
         if self.missing:
             names = ", ".join(check.name for check in self.missing)
-            return f"NOT PROVEN: {made} checks passed, but not compared: {names}."
-        return f"All {made} checks passed."
+            return f"NOT PROVEN: {total} checks passed, but not compared: {names}."
+        return f"All {total} checks passed."
 
     def to_json(self) -> str:
         """Return the report as JSON."""
