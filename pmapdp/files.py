@@ -24,13 +24,13 @@ from pmapdp.errors import (
 
 ADVICE = "name a file in a folder that exists, is yours and has free space"
 
-# Files that we write begin with one of these. We append to results, and replace the
-# others.
+# Files that we write have one of these in their first bytes. We append to results, and
+# replace the others.
 REPORT_SIGNATURES = (b'{\n  "ok": ', b'{\n  "config": ')  # of verify and compare
 RESULTS_SIGNATURES = (b'{"event": ',)
 PAGE_SIGNATURES = (b"<!doctype html>",)
 MODEL_SIGNATURES = (b"arrays/",)  # the name of the first file in the zip
-BEGINNING = 100  # bytes
+BEGINNING = 100  # bytes in which a signature is looked for
 # The folders of your files that were run. Python finds the modules beside them there.
 FOLDERS: set[str] = set()
 
@@ -108,8 +108,8 @@ def check_output(
     Args:
         name: The flag that names the file, for the error message.
         path: The file.
-        signatures: The beginnings of files that we write. A file that begins with none
-            of them isn't ours, so it isn't replaced.
+        signatures: A file that has none of these in its first bytes isn't ours, so it
+            isn't replaced.
 
     Raises:
         UserError: The file can't be written, or isn't ours.
