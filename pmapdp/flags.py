@@ -57,7 +57,7 @@ class Command(NamedTuple):
     usage: str
     example: str
     description: str | None  # `__doc__`, which is None under `python -OO`
-    removed: Mapping[str, str] | None = None
+    removed: Mapping[str, str] = {}
 
 
 # Reading a command line
@@ -160,7 +160,6 @@ def read_flags(
         ]
         raise unknown_flag(command, flags_first[0].partition("=")[0], names)
     values = vars(namespace)
-    values.pop("version", None)  # `cli.run` answers it
     for name, value in values.items():
         if isinstance(value, list):  # settings are frozen
             values[name] = tuple(value)
@@ -170,7 +169,7 @@ def read_flags(
 def unknown_flag(command: Command, name: str, flags: list[str]) -> UserError:
     """Make the error for a flag that a command doesn't have."""
     removed = {flag(name): advice for name, advice in REMOVED_SETTINGS.items()}
-    removed |= command.removed or {}
+    removed |= command.removed
     if name in removed:
         return UserError(f"{name} is gone: {removed[name]}")
     if SYNONYMS.get(name) in flags:
@@ -213,7 +212,7 @@ def make_parser(
     parser.add_argument(
         "--version",
         action="store_true",
-        help="show versions, devices and variables and exit",
+        help="show versions, devices and variables and exit",  # as `cli.run` does
     )
     # argparse has a heading for arguments, which comes first, and one for options.
     groups: dict[str, Any] = {"arguments": parser, "options": parser}
