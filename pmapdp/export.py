@@ -242,10 +242,9 @@ def export_run(
         else:
             data_set = make_data_set(data)
         task = rebuild_task(config, **custom._replace(data=None)._asdict())
-        state, epoch_progress = load_state(
+        state, last_epoch = load_state(
             folder, task, best=best, data_fingerprint=fingerprint(data_set)
         )
-    last_epoch = epoch_progress["last"]
     arrays, featurizer = featurize(data_set, task.model)
     step = int(state.step)
     results = {}

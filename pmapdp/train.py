@@ -411,8 +411,8 @@ def load_run(
     require_python_values(names, python_values, "pmapdp.train.load_run", str(path))
     with jax.enable_x64(config.dtype == "float64"):
         task = rebuild_task(config, **python_values)
-        state, progress = load_state(path, task, best=best)
-    return config, state, progress["last"]
+        state, last_epoch = load_state(path, task, best=best)
+    return config, state, last_epoch
 
 
 COMMAND = flags.Command(

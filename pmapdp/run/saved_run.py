@@ -27,11 +27,11 @@ def load_state(
     *,
     best: bool = False,
     data_fingerprint: str | None = None,
-) -> tuple[TrainState, Any]:
+) -> tuple[TrainState, dict[str, Any]]:
     """Read the newest state of a run to the host, or its best epoch's.
 
     Returns:
-        The state, and the progress as the checkpoint holds it.
+        The state, and the results of the last epoch that had ended, or {}.
 
     Raises:
         UserError: The state is of another run, or of data with another fingerprint.
@@ -49,7 +49,7 @@ def load_state(
     # One accelerator may be too small for a state that was split over several.
     with use_host():
         state, progress = checkpoints.read(step, task)
-    return jax.device_get(state), progress
+    return jax.device_get(state), progress["last"]
 
 
 def open_checkpoints(
