@@ -59,7 +59,6 @@ def open_checkpoints(
 
     A `UserError` says that there are none.
     """
-    read_config(path)
     folder = Path(path) / "checkpoints"
     provenance = provenance or Provenance({}, {}, {})
     checkpoints = Checkpoints(folder, provenance, read_only=True)
@@ -96,6 +95,7 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     """
     advice = "name the --workdir of a run, or a file of python -m pmapdp.export"
     if os.path.isdir(path):
+        read_config(path)  # refuses a folder without a run
         checkpoints = open_checkpoints(path)
         step = checkpoints.saved_steps()[-1]
         with explain_errors(f"the checkpoint in {path} cannot be read", advice):
