@@ -38,7 +38,7 @@ class LazyArray:
         return self.array[rows].astype(self.dtype, copy=False)
 
 
-def convert_split(name: str, split: Split, classes: tuple[str, ...] = ()) -> Split:
+def convert_split(name: str, split: Split, classes: tuple[str, ...]) -> Split:
     """Check and convert the arrays of a part. Messages call the part `name`."""
     inputs = convert(f"{name} inputs", split.inputs)
     labels = convert(f"{name} labels", split.labels, classes)

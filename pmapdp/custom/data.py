@@ -73,7 +73,7 @@ def find_classes(train: Any) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
-def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
+def make_part(name: str, part: Any, classes: tuple[str, ...]) -> Any:
     """Make a `Split`, `Texts` or `MapStyleSplit`. Messages call the part `name`."""
     if isinstance(part, Texts):
         # Texts become inputs once the model is known. Numbers stand for them here.

@@ -25,7 +25,7 @@ def load_state(
     path: str | Path,
     task: Task,
     *,
-    best: bool = False,
+    best: bool,
     data_fingerprint: str | None = None,
 ) -> tuple[TrainState, dict[str, Any]]:
     """Read the newest state of a run to the host, or its best epoch's.

@@ -92,7 +92,7 @@ def to_host(tree: Any, dtype: Any = None) -> Any:
     return jax.tree.map(copy, tree)
 
 
-def split_rows(tree: Any, N: int, axis: int = 0) -> Any:
+def split_rows(tree: Any, N: int, axis: int) -> Any:
     """Cut leaves `[B, ...]`, with the examples along `axis`, into `[N, b, ...]`."""
 
     def cut(x: Any) -> Any:
