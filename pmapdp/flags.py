@@ -24,6 +24,7 @@ from pmapdp.recipes import RECIPES
 
 WIDTH = 80  # columns of --help
 METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
+NUMBERS = {int: "a whole number", float: "a number"}  # in error messages
 # What other programs call our flags, if ours isn't the nearest name.
 SYNONYMS = {
     "--lr": "--learning-rate",
@@ -105,11 +106,15 @@ def parse_with_recipe(
     recipe = find_recipe(values.pop("recipe", "digits"))
     names = values.keys() & {field.name for field in option_fields}
     option_values = {name: values.pop(name) for name in names}
-    # A batch size on the command line replaces the recipe's, even if the recipe has the
-    # other kind.
+    return change_recipe(recipe, values), options(**option_values)
+
+
+def change_recipe(recipe: Config, values: dict[str, Any]) -> Config:
+    """Return the settings of a recipe, with these values of a command line."""
+    # A batch size replaces the recipe's, even if that's of the other kind.
     sizes = {"global_batch_size", "per_device_batch_size"}
     if len(sizes & values.keys()) == 1:
-        values |= dict.fromkeys(sizes - values.keys())
+        values = values | dict.fromkeys(sizes - values.keys())
     # The switches of a recipe's schedule don't go with another schedule, and its rate
     # doesn't go with a schedule of yours.
     schedule = values.get("schedule", recipe.schedule)
@@ -119,7 +124,7 @@ def parse_with_recipe(
     if schedule not in SCHEDULES:
         unused += ["learning_rate", "warmup_steps", "scale_learning_rate"]
     values = {name: getattr(Config, name) for name in unused} | values
-    return dataclasses.replace(recipe, **values), options(**option_values)
+    return dataclasses.replace(recipe, **values)
 
 
 def recipe_for_help(arguments: list[str]) -> Config:
@@ -288,10 +293,7 @@ def convert_number(
         return number_type(text)
     except ValueError:
         name = flag(field.name)
-        number = "a number"
-        if number_type is int:
-            number = "a whole number"
         example = field.metadata["example"] or "8"
         raise UserError(
-            f"{name} {text!r:.100} is not {number}: try {name} {example}"
+            f"{name} {text!r:.100} is not {NUMBERS[number_type]}: try {name} {example}"
         ) from None
