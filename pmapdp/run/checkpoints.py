@@ -79,7 +79,7 @@ class Checkpoints:
         self.provenance = provenance
         self.ocp = ocp
         managers = ocp.checkpoint_managers
-        # `save` replaces the second, which keeps the best epoch's.
+        # The second keeps the best epoch's checkpoint, and `save` replaces it.
         self.policies = [managers.LatestN(keep), managers.CustomSteps([])]
         path = LiteralPath(folder.absolute())
         with hide_further_errors():  # and warnings of what read_only means
@@ -103,7 +103,7 @@ class Checkpoints:
 
         When this returns, the state's memory may be used again.
         """
-        # It's written once. The rest is for what others write meanwhile.
+        # The disk takes it once. The other half is for what other programs write.
         needed = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         # If a write failed, Orbax's threads would wait for minutes.
         if shutil.disk_usage(self.folder).free < needed:
