@@ -52,7 +52,7 @@ def run(package, *arguments):
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_strategy_takes_its_file_an_import_a_line_and_its_name(package, tmp_path):
     """It's pmap under another name, so it trains to the bits of pmap."""
     steps = package / "steps"

@@ -263,8 +263,13 @@ def write_program(folder: Path, *, catches: bool, settings: str) -> Path:
     return path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("catches", "status"), [(True, 143), (False, 1)])
+@pytest.mark.parametrize(
+    ("catches", "status"),
+    [
+        pytest.param(True, 143, marks=pytest.mark.slow),
+        pytest.param(False, 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_program_that_gets_sigterm_ends_as_the_page_says(tmp_path, catches, status):
     """Either way the checkpoint is written first."""
     settings = f"workdir={str(tmp_path / 'run')!r}, epochs=10**6, devices=1"

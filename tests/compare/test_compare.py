@@ -123,7 +123,7 @@ def test_only_float64_calls_a_difference_more_than_rounding(compared):
     assert text.endswith("by up to 1e-08, which is more than rounding.")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rounding_that_adam_enlarges_is_not_called_a_mistake(tmp_path):
     """In float32 the mlp may end farther away than 1e-2, and in float64 it doesn't."""
     flags = ["--model", "mlp", "--devices=2", "--steps=20", "--strategies", "jit"]
@@ -553,7 +553,7 @@ def test_nothing_sticks_out_of_the_page(compared, tmp_path, width, chromium):
     assert found.startswith(f"wide.html at {width} pixels")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_batch_per_device_is_that_of_the_most_devices(tmp_path):
     """The recipe has one. Digits are there without a download."""
     job = ["mirrored", "--dataset=digits", "--model=mlp", "--steps=10"]
@@ -660,7 +660,7 @@ def test_two_programs_that_equal_their_references_may_differ(tmp_path):
     assert "differ by 1.6, which is more than rounding." in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_program_that_raises_gives_status_1_and_says_where(tmp_path):
     file = tmp_path / "rates.py"
     file.write_text(RATES)
@@ -750,7 +750,7 @@ def test_a_state_may_hold_a_key(tmp_path):
     assert strategies.largest_difference(end, end) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_fails_in_a_process_is_one_sentence():
     flags = [*JOB, "--devices=2", "--learning-rate=1e30"]
     done = python("-m", "pmapdp.compare", *flags)

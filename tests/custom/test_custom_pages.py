@@ -86,7 +86,7 @@ def test_the_quick_start(folder):
     assert loss < 40
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_reference(folder, capsys):
     for name in ("birds", "cats", "dogs"):
         (folder / "photos" / name).mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_the_reference(folder, capsys):
     np.testing.assert_array_equal(labels, np.arange(48) // 16)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_customizing_training(folder, capsys, monkeypatch):
     logger = Mock()
     monkeypatch.setitem(sys.modules, "wandb", logger)
@@ -170,7 +170,7 @@ def test_customizing_training(folder, capsys, monkeypatch):
     assert [int(step) for step in steps] == evaluated
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_page_about_exported_models(folder):
     """The file of the text model has only what the page reads from it."""
     with zipfile.ZipFile("texts.zip", "w") as file:
@@ -247,7 +247,7 @@ def write_photos(folder: Path) -> None:
                 Image.fromarray(pixels).save(path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_copied_resnet_gives_the_logits_of_torchvision(folder):
     """The page itself compares them, in its check."""
     weights, images = draw_resnet()
@@ -270,7 +270,7 @@ def block_of(page: str, name: str) -> str:
     return block
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_first_program_of_the_loop_learns_and_resumes(folder):
     """Its comments have the defaults of `Config`."""
     page = (ROOT / "docs" / "pytorch_loop.md").read_text(encoding="utf-8")

@@ -36,7 +36,7 @@ def without_numbers(text):
     return re.sub(r"[0-9][0-9.e-]*", "N", text)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "settings", "is_reached"), EXAMPLES)
 def test_an_example_reaches_what_the_page_says(
     name, settings, is_reached, tmp_path, monkeypatch, capsys

@@ -109,7 +109,7 @@ def with_solutions(lesson: Path):
     return notebook
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "epoch"), [("01", 0), ("02", 0), ("03", 0), ("04", -1)]
 )

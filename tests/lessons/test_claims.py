@@ -557,7 +557,7 @@ print(max(errors), work[1] / work[0])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_explicit_axes_change_neither_the_update_nor_the_work():
     """Lesson 11: the model within 1e-6, and the operations of a device within 2 %."""
     folder = build.FOLDER / "program"

@@ -419,7 +419,7 @@ def test_two_tasks_time_their_step_with_what_lesson_18_copies(tmp_path):
         assert 0 < lower <= median <= upper
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_tasks_train_nothing_if_four_were_expected(tmp_path):
     for status, output in run_two_tasks(SLURM, tmp_path, expected="4"):
         assert status != 0
@@ -489,7 +489,7 @@ def test_two_tasks_of_slurm_are_one_run_of_lesson_19s_script(tmp_path):
     assert "epoch" not in second
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lesson_17s_script_does_not_train_alone_if_two_were_expected(tmp_path):
     command = [sys.executable, PROGRAMS["17"], tmp_path]
     for unknown in ({}, {"WORLD_SIZE": "2", "RANK": "0"}, {"SLURM_NTASKS": "2"}):
@@ -500,7 +500,7 @@ def test_lesson_17s_script_does_not_train_alone_if_two_were_expected(tmp_path):
         assert "epoch" not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_tasks_that_jax_does_not_connect_train_nothing(tmp_path):
     """Before 0.11.2 JAX doesn't recognize Open MPI 5, and then it wants mpi4py."""
     refusals = ("coordinator_address should be defined", "requires mpi4py")
