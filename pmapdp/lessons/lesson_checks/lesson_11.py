@@ -19,10 +19,14 @@ def explicit_mesh():
 def sum_gradients(answer):
     """Accept the sum of three micro-batches' gradients, if it needs one all-reduce."""
     random = np.random.default_rng(0)
-    numbers = random.normal(size=(3, 8, 8)).astype(np.float32)  # [K, B, D]
-    weights = random.normal(size=(8, 2)).astype(np.float32)
+    # An example has many more activations than features, so they show in the plan.
+    K, B, D, C = 3, 256, 4, 32
+    numbers = random.normal(size=(K, B, D)).astype(np.float32)
+    weights = random.normal(size=(D, C)).astype(np.float32)
+    row_counts = []
 
     def loss(w, x):
+        row_counts.append(len(x))
         return jnp.square(x @ w).sum()
 
     gradients = [2 * x.T @ (x @ weights) for x in numbers]
@@ -47,21 +51,37 @@ def sum_gradients(answer):
             f"the result has the type {jax.typeof(found)}: it must be replicated",
         )
         mistakes = {
-            "this is the mean of the micro-batches' gradients: add them": wanted / 3,
+            "this is the mean of the micro-batches' gradients: add them": wanted / K,
             "this is the gradient of the last micro-batch alone": gradients[-1],
             "this is the gradient of the first micro-batch alone": gradients[0],
             "the first micro-batch is in it twice": wanted + gradients[0],
         }
         refuse(found, mistakes)
         require(close(found, wanted), "the sum of the gradients has other values")
+        most_rows = max(row_counts)
+        require(
+            most_rows <= B,
+            f"right, but loss was called with {most_rows} rows at once, and a "
+            f"micro-batch has {B}: call it for one xs[k] at a time",
+        )
         # The type of x @ w for all micro-batches: of none, one after the other.
-        products = f"[3,8@data,{weights.shape[1]}]"
+        products = f"[{K},{B}@data,{C}]"
         require(
             products not in str(jax.make_jaxpr(jitted)(w, xs)),
             "right, but the activations of all micro-batches are in memory at once: "
             "take the gradient of one micro-batch after the other",
         )
-        communication = collectives(jitted.lower(w, xs).compile().as_text())
+        compiled = jitted.lower(w, xs).compile()
+        planned = compiled.memory_analysis().temp_size_in_bytes
+        of_all = K * B // N * C * 4  # bytes of a device's activations
+        require(
+            planned < of_all,
+            f"right, but the plan has {planned:,} bytes of temporary arrays, and the "
+            f"activations of all {K} micro-batches take {of_all:,}. Nothing ends one "
+            "micro-batch before the next without a scan: call jax.grad in each of its "
+            "rounds, and add up gradients",
+        )
+        communication = collectives(compiled.as_text())
         runs = sum(collective.runs for collective in communication)
         require(
             runs == 1,

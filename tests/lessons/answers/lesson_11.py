@@ -23,6 +23,10 @@ SCAN = "total, _ = lax.scan(lambda total, x: (total + jax.grad(loss)(w, x), None
 STACKED = "total = lax.map(lambda x: jax.grad(loss)(w, x), xs)"
 VECTORIZED = "total = jax.vmap(jax.grad(loss), (None, 0))(w, xs).sum(0)"
 SUM_OF_LOSSES = "total = jax.grad(lambda w: sum(lax.map(lambda x: loss(w, x), xs)))(w)"
+PYTHON_SUM = "total = jax.grad(lambda w: sum(loss(w, x) for x in xs))(w)"
+PYTHON_LOOP = "total = zeros\n    for x in xs:\n        total += jax.grad(loss)(w, x)"
+FORI_LOOP = "total = lax.fori_loop(0, len(xs), lambda k, total: total + jax.grad(loss)(w, xs[k]), zeros)"
+MERGED = "total = jax.grad(loss)(w, xs.swapaxes(0, 1).reshape(-1, xs.shape[2]))"
 ADDED_UP = "jax.reshard(total, P())"
 
 WRONG = {
@@ -103,6 +107,11 @@ WRONG = {
         ("your code raised ShardingTypeError", UNREDUCED, "P()"),
         ("one micro-batch after the other", SCAN, VECTORIZED),
         ("one micro-batch after the other", SCAN, SUM_OF_LOSSES),
+        ("768 rows at once", SCAN, MERGED),
+        ("768 rows at once", CAST, "w", SCAN, MERGED),
+        ("without a scan", SCAN, PYTHON_SUM),
+        ("without a scan", CAST, "w", SCAN, PYTHON_SUM),
+        ("without a scan", SCAN, PYTHON_LOOP),
         ("sum first", SCAN, STACKED, ADDED_UP, "jax.reshard(total, P()).sum(0)"),
     ],
 }
@@ -118,10 +127,7 @@ RIGHT = {
         (ASSERT, "", Z, f'{Z}\n    assert jax.typeof(z).sharding.spec[0] == "data"'),
     ],
     "sum_gradients": [
-        (
-            SCAN,
-            "total = zeros\n    for x in xs:\n        total += jax.grad(loss)(w, x)",
-        ),
+        (SCAN, FORI_LOOP),
         (SCAN, STACKED, ADDED_UP, "jax.reshard(total.sum(0), P())"),
     ],
 }
