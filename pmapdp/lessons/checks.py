@@ -181,8 +181,12 @@ def explain(error: Exception, answer: Callable[..., Any], returned: list[Any]) -
     That is a line of the reader's code, a place after the answer returned, or the
     check itself.
     """
-    lines = str(error).strip().splitlines() or ["no message"]
-    first = f"{type(error).__name__}: {lines[0]}"
+    lines = str(error).splitlines()
+    lines = [line.strip() for line in lines if line.strip()] or ["no message"]
+    message = lines[0]
+    if message.endswith(":") and len(lines) > 1:  # the next line says what differs
+        message = f"{message} {lines[1]}"
+    first = f"{type(error).__name__}: {message}"
     line = own_line(error, answer)
     if line is not None:
         return f"your code raised {first}\n    in {line}"

@@ -53,14 +53,14 @@ def global_gradient(answer):
     )
     wanted = np.asarray(jax.grad(loss)(w, x))
     mistakes = {
-        f"this is {K} times too long: divide by the number of micro-batches": K
+        f"this is {K} times too large: divide by the number of micro-batches": K
         * wanted,
-        f"this is {N} times too long, on {N} devices. Either psum took the place of "
+        f"this is {N} times too large, on {N} devices. Either psum took the place of "
         "pmean, or this is lesson 10's trap: jax.grad has already added up over the "
         "devices, because w doesn't vary": N * wanted,
-        f"this is {N * K} times too long: divide by the {K} micro-batches, and take "
+        f"this is {N * K} times too large: divide by the {K} micro-batches, and take "
         f"the mean over the {N} devices": N * K * wanted,
-        f"this is {N * N} times too long, on {N} devices: jax.grad has already added "
+        f"this is {N * N} times too large, on {N} devices: jax.grad has already added "
         "up over the devices (lesson 10), and psum does so again": N * N * wanted,
     }
     refuse(found, mistakes, atol=1e-6)

@@ -44,12 +44,13 @@ WRONG = {
             f'lax.pcast(lax.pmean({GRADIENT}, "data"), "data", to="varying")',
         ),
         ("in every round", CAST, "", *OF_MEAN_LOSS, MEAN, "total / K"),
-        ("4 times too long", CAST, ""),  # lesson 10's trap
+        ("4 times too large", CAST, ""),  # lesson 10's trap
+        ("float32[5]{V:data}", "jnp.zeros_like(w)", "jnp.zeros(w.shape)"),
         ("different gradients", MEAN, "total / K"),
-        ("4 times too long", "pmean", "psum"),
-        ("16 times too long", CAST, "", "pmean", "psum"),
-        ("3 times too long", "total / K", "total"),
-        ("12 times too long", "total / K", "total", "pmean", "psum"),
+        ("4 times too large", "pmean", "psum"),
+        ("16 times too large", CAST, "", "pmean", "psum"),
+        ("3 times too large", "total / K", "total"),
+        ("12 times too large", "total / K", "total", "pmean", "psum"),
         ("not the gradient", SCAN, "total = K * jax.grad(loss)(w, x[: len(x) // K])"),
         ("has the shape (5,)", MEAN, f"{MEAN}.sum()"),
         ("Under jax.vmap", SCAN, ALL_AT_ONCE),
