@@ -19,12 +19,13 @@
 # In this lesson you'll get an error. Change eleven lines of your program, and the sharding becomes part of an array's
 # **type**, which you can print and check on any line of your step.
 #
-# For data parallelism alone lesson 09's `jit` is enough, and [pmapdp](../pmapdp/steps/jit.py) uses it, too. Take explicit
-# sharding if you'd rather have an error than a guess of the compiler.
+# For data parallelism alone lesson 09's `jit` is enough, and [pmapdp](../pmapdp/steps/jit.py) uses it, too. Use explicit
+# sharding when you'd rather get an error than let the compiler guess. In lesson 13 a wrong `reshape` will silently give each
+# device four times the work, and with explicit sharding it's an error.
 #
-# **You will** read shardings as types, see which mistakes JAX now refuses and which it doesn't, and answer when JAX asks
-# you for a sharding. 24 minutes, 50 with exercises. The last part is optional, and without it you need 17 or 35. Read
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) first.
+# **You will** read shardings as types, see which mistakes JAX now refuses and which it doesn't, and tell JAX the output
+# sharding when it can't work it out. 24 minutes, 50 with exercises. The last part is optional, and without it you need 17
+# or 35. Read [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) first.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -67,7 +68,7 @@ print("eight devices:", split_error(predictions, targets))
 # ## Make the sharding part of the type
 #
 # With the mesh from lesson 09 the compiler decides how results are split. JAX calls the axis of this mesh *Auto*. The
-# other sort is *Explicit*. With an Explicit axis JAX works out the sharding of each result by fixed rules, and raises an
+# alternative is *Explicit*. With an Explicit axis JAX works out the sharding of each result by fixed rules, and raises an
 # error if no rule applies. `jax.make_mesh` makes Explicit axes, by default since jax 0.9.
 #
 # `jax.set_mesh` makes this mesh the current one for all cells that follow. So you can place an array by a spec alone, and
@@ -111,8 +112,8 @@ results = print_types(jax.device_put(np.ones((16, 4), np.float32), P("data")))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `x.sum(1)`. A device has its rows whole, so it can sum them alone, and the 16 sums stay where their rows are. A column has
-# numbers on all devices. They are added up by an all-reduce, and then every device has all four sums: `float32[4]`.
+# `x.sum(1)`. Each device has complete rows, so it sums them by itself, and the 16 sums stay where their rows are. But a
+# column has numbers on all devices. So an all-reduce adds them up, and then every device has all four sums: `float32[4]`.
 #
 # </details>
 #
@@ -126,7 +127,7 @@ results = print_types(jax.device_put(np.ones((16, 4), np.float32), P("data")))
 # - `loss_sums` raises an error if an array of the batch isn't split. Both steps call it, so both are guarded.
 # - `weights @ losses` becomes a sum. You'll see why when JAX asks its first question.
 #
-# The losses are lesson 09's.
+# You get the same losses as in lesson 09.
 
 # %% tags=["take-home"]
 # include program/11_explicit.py
@@ -162,8 +163,8 @@ for step in (train_step, eval_step):
 #
 # ## Where your step communicates
 #
-# The types also show you the all-reduce. In the next picture each colour is a device. Stripes are rows on different
-# devices, and a stack of cards is an array that every device holds whole.
+# No type mentions an all-reduce, but the types tell you where your step needs one. In the next picture each colour is a
+# device. Stripes are rows on different devices, and a stack of cards is an array that every device holds whole.
 #
 # **Predict:** the last of the six arrays is the gradient of `hidden.kernel`. Stripes, or a stack?
 
@@ -186,7 +187,7 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 # <details><summary>Answer</summary>
 #
 # A stack, because the gradient of a replicated parameter is replicated, too. But it's a sum over 128 examples, and these
-# are on different devices, so this is where the all-reduce has to be.
+# are on different devices, so this is where the all-reduce has to be, and where we've drawn it.
 #
 # </details>
 #
@@ -223,17 +224,17 @@ print(total, jax.typeof(total))
 #
 # | raises an error | what to write |
 # | --- | --- |
-# | `x[0]`, `x[:8]`, `x.cumsum(0)`, `jnp.sort(x, 0)` | `x = jax.reshard(x, P())` before it, so that every device has all rows |
+# | `x[0]`, `x[:8]`, `x.cumsum(0)`, `jnp.sort(x, 0)` | `x = jax.reshard(x, P())` before it: an all-gather, which copies all rows to every device |
 # | `logp[jnp.arange(B), labels]` | `jnp.take_along_axis(logp, labels[:, None], 1)` |
 # | `embed(tokens)` | `embed(tokens, out_sharding=P("data"))` |
 #
 # Most Flax layers take a split batch as it is: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and
 # `MultiHeadAttention`. If a layer raises an error and has no `out_sharding`, let the compiler decide inside it. Pass the
-# layer as an argument, because JAX raises an error if the function takes it from outside:
+# layer as an argument, and don't close over it:
 #
 # ```python
 # call = jax.sharding.auto_axes(lambda layer, x: layer(x), out_sharding=P("data"))
-# result = call(embed, tokens)
+# result = call(layer, x)
 # ```
 #
 # ## Exercises
@@ -288,9 +289,8 @@ for exercise in (fixed_logits, normalized_step):
 #
 # ## Optional: let a sum wait
 #
-# In lesson 13 you summed the gradients of four micro-batches. Under `jit` each of them was all-reduced, although you need
-# only their sum. Can't the all-reduce wait until the end? With explicit sharding it can, because you may leave a sum
-# unfinished. Take `a @ b` again, and let the products wait on their devices:
+# In lesson 13 your `shard_map` added up the gradients of four micro-batches before it all-reduced them. Can types do that,
+# too? Yes, because you may leave a sum unfinished. Take `a @ b` again, and let the products wait on their devices:
 #
 # **Predict:** which number does device 3 hold in `parts`?
 
@@ -306,17 +306,22 @@ print("parts + parts is", jax.typeof(parts + parts))
 #
 # </details>
 #
-# `{U:data}` means *unreduced over "data"*: each device has a part of the sum, and the all-reduce is still to come. You
-# ask for it with `jax.reshard(parts, P())`. Until then you can add two such arrays, but you can't take their cosine,
+# The `U` in `{U:data}` means *unreduced*: the all-reduce over "data" is still to come. You ask for it with
+# `jax.reshard(parts, P())`. Until then you can add two such arrays, but you can't take their cosine,
 # because the cosine of a sum isn't the sum of the cosines. JAX refuses some correct things, too, such as `parts / 8`. So
 # reshard a sum before you divide it by the count.
 #
 # ## A gradient that waits
 #
-# Can a gradient be unreduced, too? Yes, if you mark its parameter as *reduced*, `{R:data}`. Such a parameter has the same
-# values as a replicated one, and only `jax.grad` treats it differently: it leaves the gradient unreduced. For example, let
-# a weight be 1, and let device d have the input d. If the weight is replicated, its gradient is 28 on every device. If
-# it's reduced, its gradient is d on device d, as in lesson 05 before the `pmean`. Forget the all-reduce, and JAX refuses to
+# Can a gradient be unreduced, too? Yes, if you mark its parameter as *reduced*:
+#
+# | in the type | each device holds |
+# | --- | --- |
+# | `{R:data}`: a reduced parameter | the whole value, as if replicated |
+# | `{U:data}`: its unreduced gradient | its own part of a sum |
+#
+# For example, let a weight be 1, and let device d have the input d. A replicated weight gets the gradient 28 on every
+# device. A reduced one gets d on device d, as in lesson 05 before the `pmean`. Forget the all-reduce, and JAX refuses to
 # add this gradient to the weight.
 #
 # Now the four micro-batches, with your network's two kernels and without its biases, because `Linear` refuses a reduced
@@ -360,7 +365,7 @@ def count_all_reduces(kernels, spec):
 
 
 # %% [markdown]
-# With replicated kernels an all-reduce runs four times, as it did under `jit` in lesson 13.
+# With replicated kernels an all-reduce runs four times, as it did with `every_fourth` in lesson 13.
 #
 # **Predict:** how often does it run with reduced kernels and an unreduced total?
 
@@ -372,12 +377,13 @@ reduced_kernels = jax.reshard(kernels, P(reduced={"data"}))
 reduced_runs = count_all_reduces(reduced_kernels, P(unreduced={"data"}))
 
 print("with replicated kernels:", replicated_runs, "| with reduced kernels:", reduced_runs)
-lesson_11.all_reduces_over_time()
+lesson_11.all_reduces_in_order()
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Once. Each device adds up its own parts, and the last `reshard` is the only all-reduce.
+# Once. Each device adds up its own parts, and the last `reshard` is the only all-reduce. The picture shows the order, not
+# measured times.
 #
 # </details>
 #
@@ -386,7 +392,7 @@ lesson_11.all_reduces_over_time()
 #
 # 3. `sum_gradients` (8 minutes): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches. Return the
 #    sum of the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce of `[D, C]` numbers. Take one
-#    micro-batch after the other, so that the activations of only one are in memory.
+#    micro-batch after the other in a scan, so that the activations of only one are in memory.
 #    <details><summary>Hint</summary>Two casts before a <code>lax.scan</code>, and a <code>jax.reshard</code> after
 #    it.</details>
 

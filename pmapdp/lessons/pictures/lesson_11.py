@@ -59,7 +59,7 @@ def values_by_device(*rows: tuple[str, Any]) -> None:
 
 
 @drawing.picture
-def all_reduces_over_time() -> None:
+def all_reduces_in_order() -> None:
     """Four gradients, one after the other. With replicated parameters each is followed by an all-reduce, with reduced parameters one all-reduce follows the last."""
     axes = drawing.canvas(31, 5.2, inches=7.6)
     rounds = ["gradient", "all-reduce"] * 4
@@ -74,4 +74,4 @@ def all_reduces_over_time() -> None:
             text = stage.replace("-", "-\n")
             drawing.box(axes, left, top, text, device=device, **size)
             left += 3.2
-    axes.text(4.6, 4.8, "time \u2192   blue: compute, orange: communicate", size=9)
+    axes.text(4.6, 4.8, "order \u2192   blue: compute, orange: communicate", size=9)
