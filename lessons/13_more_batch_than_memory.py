@@ -44,7 +44,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # the layers, and the forward pass keeps them because the backward pass needs them.
 #
 # How much memory do they take? Your two-layer network keeps next to nothing, so let's take one with 12 layers of width
-# 128. You don't even have to run it, because the compiler plans each device's memory in advance. `memory_analysis()`
+# 128. You don't have to run it, because the compiler plans each device's memory in advance. `memory_analysis()`
 # shows you the plan. We look at its temporary arrays. The weights and their gradients aren't among them, because they
 # are arguments and results.
 
@@ -76,7 +76,7 @@ def temp_megabytes(program):
 # %% [markdown]
 # Each of the eight devices gets 2,048 of the 16,384 examples, and each number takes 4 bytes.
 #
-# **Predict:** how many megabytes of activations does a device keep?
+# **Predict:** how many megabytes does the plan have at least, for the activations of one device?
 
 # %% tags=["prediction"]
 whole_batch = compile_for_devices(jax.grad(deep_loss))
@@ -90,37 +90,20 @@ print(f"planned: {temp_megabytes(whole_batch):.1f} MB")
 #
 # </details>
 #
-# ## Four numbers, two halves
+# ## Add up sums, not means
 #
-# Smaller pieces need less memory. But do their gradients add up to the gradient of the whole? Try it by hand: the loss
-# is the mean of `(w - x)²`, w is 0, and x is 1, 2, 3 and 4. Each example's gradient is `-2 * x`, so the mean is -5.
+# Smaller pieces need less memory. But do their gradients add up to the gradient of the whole? Try it by hand: the loss is
+# the mean of `(w - x)²`, w is 0, and x is 1, 2, 3 and 4. Each example's gradient is `-2 * x`, so the mean is -5. The
+# halves [1, 2] and [3, 4] give -3 and -7, and their mean is -5 again. But [1, 2, 3] and [4] give -4 and -8, with the mean
+# -6, because the 4 alone weighs as much as the other three together.
 #
-# **Predict:** if you cut the batch into [1, 2] and [3, 4], the mean of the two gradients is -5 again. Is it -5 for
-# [1, 2, 3] and [4], too?
-
-# %% tags=["prediction"]
-gradient = jax.grad(lambda w, x: jnp.square(w - x).mean())
-x = jnp.array([1.0, 2, 3, 4])
-equal_parts = gradient(0.0, x[:2]), gradient(0.0, x[2:])
-unequal_parts = gradient(0.0, x[:3]), gradient(0.0, x[3:])
-print(f"equal parts {equal_parts[0]} and {equal_parts[1]}, mean {sum(equal_parts) / 2}")
-print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequal_parts) / 2}")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# No. The halves give -3 and -7, with the mean -5. The unequal parts give -4 and -8, with the mean -6. Alone in its
-# part, the 4 weighs as much as the other three together.
-#
-# </details>
-#
-# Lesson 05 had the same trap, and your program already avoids it by working with sums and counts. So add up the sums of
-# all **micro-batches**, and divide once, at the end.
+# Lesson 05 had the same trap, and your program avoids it by working with sums and counts. So add up the sums of all
+# **micro-batches**, and divide once, at the end.
 #
 # ## The program so far, and what changes
 #
-# You start from [program/09_jit.py](program/09_jit.py). So do the next three lessons. Each adds one thing to it, and
-# lesson 19 joins them. Here's everything that changes:
+# You start from [program/09_jit.py](program/09_jit.py). Lessons 14 to 16 start from it, too, and lesson 19 combines them.
+# Here's everything that changes:
 #
 # include the difference of 09_jit.py and 13_accumulate.py
 #
@@ -130,11 +113,12 @@ print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequ
 #   rows. All eight devices do this with their own rows, so all of them work all the time.
 # - The `scan` runs its rounds one after another. In a Python loop the compiler may run all forward passes first, and then
 #   nothing is saved.
-# - The devices communicate once, in the `psum` after the loop. In PyTorch that takes `no_sync`. Here it takes the `pcast`
-#   from lesson 10, because without it `jax.grad` itself would all-reduce, in each of the K rounds.
-# - The totals start from zeros, and `eval_shape` finds their shapes without computing anything. That line comes after the
-#   cast, so that the zeros count as varying from device to device, as the gradients do. The scan would refuse plain
-#   `jnp.zeros`, because a total must keep its type from round to round.
+# - The devices communicate once, in the `psum` after the loop. In PyTorch you'd use `no_sync` for that.
+# - The `pcast` is the one from lesson 10. Without it, `jax.grad` itself would all-reduce in each of the K rounds. That
+#   isn't just slow, as you'll see below.
+# - The totals start from zeros, and `eval_shape` finds their shapes without computing anything. Because that line comes
+#   after the cast, the zeros count as varying from device to device, as the gradients do. Plain `jnp.zeros` don't, so the
+#   scan would refuse them: a total must keep its type from round to round.
 # - The `assert` stops a K that doesn't divide a device's rows. Without it, you'd get an error from the `reshape` that
 #   doesn't mention K.
 
@@ -143,8 +127,38 @@ print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequ
 # include program/13_accumulate.py
 
 # %% [markdown]
-# These are lesson 09's digits. On another processor the last ones may differ, because the numbers are summed in a
-# different order.
+# Same digits as lesson 09. On another processor the last ones may differ, because the numbers are summed in a different
+# order.
+#
+# ## What if you forget the cast?
+#
+# Then no error tells you. Here's `add_up` with a single micro-batch and without its cast:
+#
+# **Predict:** what comes out wrong, the gradient, the loss, or both?
+
+
+# %% tags=["prediction"]
+@jax.shard_map(mesh=mesh, in_specs=(replicated.spec, split.spec), out_specs=replicated.spec)
+def add_up_uncast(model, batch):
+    return lax.psum(jax.grad(loss_sums, has_aux=True)(model, batch), "data")
+
+
+gradients, sums = accumulate(jax.grad(loss_sums, has_aux=True), state[0], batch, K)
+uncast_gradients, uncast_sums = add_up_uncast(state[0], batch)
+ratio = optax.global_norm(uncast_gradients) / optax.global_norm(gradients)
+print(f"gradient x {ratio:.1f}, loss x {uncast_sums['loss'] / sums['loss']:.1f}")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Only the gradient: it's 8 times too large. `jax.grad` has already summed it over the eight devices, and then the `psum`
+# sums eight equal gradients. The loss is summed once, so it's correct.
+#
+# </details>
+#
+# **The printed losses don't show the mistake.** Delete the cast from your program, and it prints the same digits. Adam
+# divides each gradient by the size of the recent ones, so a factor of 8 cancels. With `optax.sgd(0.1)` nothing cancels:
+# after epoch 1 the accuracy on the test set is 0.439, and with the cast it's 0.827.
 #
 # ## What it saves
 #
@@ -171,8 +185,7 @@ lesson_13.memory_over_time({f"K = {count}": program for count, program in progra
 # 13.6 MB is 6.8 MB. Together they are the 8.1 MB.
 #
 # In the picture each hill is one micro-batch, and the floor under the hills is the sum. The horizontal axis isn't time,
-# but the order of the compiler's instructions. To the right of the hill of K = 1 you see the finished gradients, and then
-# a copy of them.
+# but the order of the compiler's instructions.
 #
 # </details>
 #
@@ -203,7 +216,8 @@ print(f"jax.grad outside the loop: {temp_megabytes(grad_outside):.1f} MB")
 # <details><summary>Answer</summary>
 #
 # No, it needs 30.7 MB. Now the backward pass starts after the last round, so the scan has to keep the activations of all
-# rounds. That's even more than without micro-batches, because in a scan JAX keeps two arrays for each layer.
+# rounds. That's even more than without micro-batches, because this scan keeps two arrays for each layer: its result `y`,
+# and `1 - y` for the derivative of `tanh`.
 #
 # </details>
 #
@@ -211,13 +225,10 @@ print(f"jax.grad outside the loop: {temp_megabytes(grad_outside):.1f} MB")
 #
 # ## The trap: cut the global batch
 #
-# Why does your program need a `shard_map`? Under `jit` you see the whole batch, so you could simply cut that, with
-# `reshape(K, -1)`. The picture shows 32 rows and K = 4. A row's colour is the device that holds it.
+# Why does your program need a `shard_map`? Under `jit` you see the whole batch, so you could cut that, with
+# `reshape(K, -1)`. The picture shows 64 rows and K = 4. A row's colour is the device that holds it.
 
 # %%
-import timeit
-
-
 def global_cut(x):
     return x.reshape(4, -1, *x.shape[1:])
 
@@ -234,28 +245,19 @@ def compile_scan(cut):  # as in `accumulate`, but under jit
     return compile_for_devices(scan)
 
 
-def milliseconds(program):
-    """The fastest of five runs."""
-    arguments = jax.device_put((layers, big_batch), (replicated, split))
-    seconds = timeit.repeat(lambda: jax.block_until_ready(program(*arguments)), number=1)
-    return 1000 * min(seconds)
-
-
 lesson_13.cuts()
 
 # %% [markdown]
 # Both cuts give the correct gradient. But the global cut leaves the rows of a micro-batch on just two devices.
 #
-# **Predict:** what do the other six devices do meanwhile? The bars show the work of one device in all four rounds.
+# **Predict:** what do the other six devices do meanwhile? The cell prints the work of one device in all four rounds.
 
 # %% tags=["prediction"]
 scans = {"your program": programs[4], "global cut": compile_scan(global_cut)}
-times = {name: milliseconds(scan) for name, scan in scans.items()}
-for name, scan in scans.items():
-    print(f"{name}: {times[name]:.0f} ms, {temp_megabytes(scan):.1f} MB")
 # cost_analysis counts the body of a loop once
 work = {name: 4 * scan.cost_analysis()["flops"] for name, scan in scans.items()}
-lesson_13.work_of_a_device(work)
+for name, scan in scans.items():
+    print(f"{name}: {work[name] / 1e9:.1f} billion operations, {temp_megabytes(scan):.1f} MB")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -267,13 +269,14 @@ lesson_13.work_of_a_device(work)
 #
 # </details>
 #
-# Nothing warns you, because the gradient is correct. So remember the rule: **a micro-batch needs rows of every device.**
-# In a `shard_map`, as in every pmap step, you get that for free, because `reshape(K, -1)` cuts the rows of one device.
+# Nothing warns you, because the gradient is correct. Only with lesson 11's Explicit axis would this `reshape` raise an
+# error. So remember the rule: **a micro-batch needs rows of every device.** In a `shard_map`, as in every pmap step, you
+# get that for free, because `reshape(K, -1)` cuts the rows of one device.
 #
 # ## Can you cut under `jit` at all?
 #
-# Yes, if you take every fourth row, as on the right of the picture. There micro-batch 0 has the rows 0, 4, 8, ..., no row
-# leaves its device, and all devices work. The line for it is a `reshape(-1, 4)` and a swap.
+# Yes, if you take every fourth row: micro-batch 0 has the rows 0, 4, 8 and so on. Your program cuts differently, but here,
+# too, no row leaves its device, and all devices work. The line for it is a `reshape(-1, 4)` and a swap.
 #
 # What about the all-reduces? Under `jit` the loop has one running total, and it's replicated: all devices have the same.
 #
@@ -300,12 +303,7 @@ for name in ("your program", "every fourth row"):
 #
 # </details>
 #
-# XLA for CPUs doesn't see that one all-reduce at the end would be enough. XLA for GPUs has a
-# [pass](https://github.com/openxla/xla/blob/16569562fc04a1d1eadcd6a79f2269c1ccf4c421/xla/service/while_loop_all_reduce_code_motion.h)
-# that can move an all-reduce behind the loop. We haven't tried it, so count the all-reduces of your own program.
-#
-# `optax.MultiSteps(optimizer, K)` collects gradients, too, but you call it once for each micro-batch, after `jit` has
-# all-reduced the gradient. By default it takes a mean of means.
+# That's XLA for CPUs. We haven't counted on GPUs, so count the all-reduces of your own program.
 #
 # ## Batch norm sees the micro-batch
 #
@@ -340,6 +338,17 @@ print("parts:", *normalized_parts)
 
 # %% tags=["proof"]
 # The asserts behind all answers.
+import timeit
+
+
+def milliseconds(program):
+    """The fastest of five runs."""
+    arguments = jax.device_put((layers, big_batch), (replicated, split))
+    seconds = timeit.repeat(lambda: jax.block_until_ready(program(*arguments)), number=1)
+    return 1000 * min(seconds)
+
+
+times = {name: milliseconds(scans[name]) for name in ("your program", "global cut")}
 array_megabytes = 2048 * 128 * 4 / 1e6  # of one layer's activations, K = 1
 weights_megabytes = 12 * 128 * 128 * 4 / 1e6
 gradient_sum = functools.partial(accumulate, jax.grad(deep_loss), K=8)
@@ -385,8 +394,13 @@ contrasted = [accumulate(contrastive_loss, layers, few_examples, K) for K in (1,
 assert not np.isclose(*contrasted, rtol=0.1)
 synchronized = compile_for_devices(functools.partial(accumulate, jax.grad(synchronized_loss), K=4))
 assert sum(each.runs for each in collectives(synchronized.as_text())) > 4
-assert sum(equal_parts) / 2 == -5
-assert sum(unequal_parts) / 2 == -6
+np.testing.assert_allclose(ratio, 8, rtol=1e-4)
+for name in sums:
+    np.testing.assert_allclose(uncast_sums[name], sums[name], rtol=1e-5)
+gradient = jax.grad(lambda w, x: jnp.square(w - x).mean())
+x = jnp.array([1.0, 2, 3, 4])
+parts = x[:2], x[2:], x[:3], x[3:]
+assert [gradient(0.0, part) for part in parts] == [-3, -7, -4, -8]
 whole_work = whole_batch.cost_analysis()["flops"]
 assert work["global cut"] > 3.5 * whole_work > 3.4 * work["your program"]
 work_of_every_fourth = 4 * scans["every fourth row"].cost_analysis()["flops"]
@@ -406,11 +420,6 @@ runs = {
 assert runs["your program"] == [1]
 assert runs["every fourth row"] == [4]
 assert [part.tolist() for part in normalized_parts] == [[-1, 1], [-1, 1]]
-multi_steps = optax.MultiSteps(optax.sgd(1.0), 2)
-multi_state = multi_steps.init(jnp.float32(0))
-for part in unequal_parts:
-    updates, multi_state = multi_steps.update(part, multi_state)
-assert updates == 6  # the mean of means is -6, and the correct mean is -5
 
 # %% [markdown]
 # ## Exercises
@@ -478,8 +487,24 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # `add_micro_batches` starts from the first micro-batch instead of zeros, and hands batch norm's averages from round to
 # round. `accumulated_sums` needs no cast, because it turns the check off.
 #
-# **With pmap** the loop goes into your step as it is, without `shard_map` and without the cast, and lesson 05's `pmean`
-# comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate 4`.
+# **With pmap** you need neither `shard_map` nor the cast. In lesson 05's step each device already has its own rows, so
+# you put the loop before the `pmean`:
+#
+# ```diff
+# -    gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
+# +    f = jax.grad(loss_sums, has_aux=True)
+# +    micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
+# +    first = jax.tree.map(lambda x: x[0], micro_batches)
+# +    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(f, model, first))
+# +
+# +    def add(totals, micro_batch):
+# +        return jax.tree.map(jnp.add, totals, f(model, micro_batch)), None
+# +
+# +    (gradients, sums), _ = lax.scan(add, zeros, micro_batches)
+#      gradients, count = lax.pmean((gradients, sums["count"]), "data")  # all-reduce: N cancels below
+# ```
+#
+# pmapdp does the same with `python -m pmapdp.train --strategy pmap --accumulate 4`.
 #
 # If not even one example fits, recompute activations and store them in bfloat16. That's [20 Fit a larger
 # network](20_fit_a_larger_network.ipynb), which branches off here. To read on: the [scaling book on

@@ -17,9 +17,9 @@ from flax import nnx
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from launch import python
-from notebooks import built, printed
+from notebooks import built, figures, printed
 
-from pmapdp.lessons.programs import dtypes, gpt2
+from pmapdp.lessons.programs import dtypes, gpt2, patch
 from pmapdp.lessons.programs import launch as launch_processes
 from pmapdp.port.__main__ import report_program
 
@@ -132,6 +132,41 @@ def test_micro_batches_that_cut_no_device_evenly_stop_the_program(script, tmp_pa
     assert sentence.splitlines()[-1] == expected
     assert "TypeError: cannot reshape array of shape (16, 64)" in reshape
     assert "K = " not in reshape.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_losses_show_a_missing_cast_with_sgd_and_not_with_adam(tmp_path):
+    """Lesson 13: Adam and SGD, each with and without the cast."""
+    program = build.program("13_accumulate.py")
+    (cast,) = re.findall(r".*lax\.pcast\(.*\n", program)
+    sgd = program.replace("optax.adam(3e-3)", "optax.sgd(0.1)")
+    results = []
+    for text in (program, program.replace(cast, ""), sgd, sgd.replace(cast, "")):
+        path = tmp_path / "program.py"
+        path.write_text(text)
+        results.append(figures(python(path).stdout))
+    adam, adam_uncast, sgd, sgd_uncast = results
+    np.testing.assert_allclose(adam_uncast, adam, atol=5e-4)
+    np.testing.assert_allclose(sgd[1, -1], 0.827, atol=0.02)
+    np.testing.assert_allclose(sgd_uncast[1, -1], 0.439, atol=0.1)
+
+
+@pytest.mark.slow
+def test_the_loop_of_lesson_13_goes_into_the_step_of_lesson_05(tmp_path):
+    """It adds four micro-batches, and has the figures of lesson 05."""
+    lesson = build.source_of("13")
+    texts = [cell.source for cell in built(lesson).cells]
+    (text,) = [text for text in texts if "**With pmap**" in text]
+    difference = re.search(r"```diff\n(.*?)```", text, re.DOTALL)[1]
+    (after,) = re.findall(r"^ (.*)$", difference, re.MULTILINE)
+    program = build.program("05_pmap.py")
+    assert f"{after}\n" in program
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    whole = figures(python(path).stdout)
+    path.write_text(f"import jax.numpy as jnp\nK = 4\n{program}")
+    patch.apply(path, difference)
+    np.testing.assert_allclose(figures(python(path).stdout), whole, atol=1e-3)
 
 
 def test_under_jit_the_batch_norm_of_flax_uses_the_global_batch():
@@ -514,6 +549,20 @@ def test_layers_that_work_unchanged_with_explicit_axes(name):
         differentiate = nnx.grad(lambda layer, x: jnp.square(layer(x)).sum(), argnums=1)
         gradient = differentiate(layer, x)
         assert jax.typeof(gradient) == jax.typeof(x)
+
+
+def test_an_explicit_axis_refuses_the_cut_that_an_auto_axis_lets_pass():
+    """Lessons 11 and 13: the global batch, cut into four."""
+    rows, devices = np.ones((128, 4), np.float32), np.array(jax.devices()[:8])
+    auto = NamedSharding(jax.sharding.Mesh(devices, ("data",)), jax.P("data"))
+    cut = jax.jit(lambda x: x.reshape(4, -1, 4), in_shardings=auto)
+    assert cut(rows).shape == (4, 32, 4)
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), devices=devices)):
+        split_rows = jax.device_put(rows, jax.P("data"))
+        with pytest.raises(Exception, match="reshape is not supported") as refusal:
+            split_rows.reshape(4, -1, 4)
+        assert refusal.typename == "ShardingTypeError"
+        assert split_rows.reshape(-1, 4, 4).swapaxes(0, 1).shape == (4, 32, 4)
 
 
 @pytest.mark.slow

@@ -3,54 +3,42 @@
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 from pmapdp.lessons import drawing
 from pmapdp.lessons.programs import memory
 
-N, K, ROWS = 8, 4, 32
+N, K, ROWS = 8, 4, 64
 
 
 @drawing.picture
 def cuts() -> None:
-    """32 rows, four on each device, in four micro-batches: the global cut puts each micro-batch on two devices, your program puts each on all eight."""
-    axes = drawing.canvas(31, 7.4)
-    titles = {
-        "global cut": "each on two devices",
-        "your program": "each on all eight devices",
+    """64 rows, eight on each device, in four micro-batches: the global cut puts each micro-batch on two devices, your program puts two rows of each device into each."""
+    axes = drawing.canvas(27, 13.2)
+    batch = np.arange(ROWS)
+    micro_batches = {
+        "global cut: each on two devices": batch.reshape(K, -1),
+        "your program: each on all eight devices": batch.reshape(N, K, -1)
+        .swapaxes(0, 1)
+        .reshape(K, -1),
     }
-    for column, (title, note) in enumerate(titles.items()):
-        left = 6.6 + 12.6 * column
-        axes.text(left + 5.2, 0.5, title, ha="center", weight="bold")
-        axes.text(left + 5.2, 6.7, note, ha="center")
+    for panel, (title, rows) in enumerate(micro_batches.items()):
+        top = 6.9 * panel
+        axes.text(16.6, top + 0.5, title, ha="center", weight="bold")
         for k in range(K):
-            y = 1 + 1.25 * k
-            if column == 0:
-                axes.text(
-                    left - 0.4, y + 0.5, f"micro-batch {k}", ha="right", va="center"
-                )
-            for i in range(ROWS // K):
-                row = 4 * i + k if column else 8 * k + i
+            y = top + 1 + 1.25 * k
+            axes.text(5.8, y + 0.5, f"micro-batch {k}", ha="right", va="center")
+            for i, row in enumerate(rows[k]):
                 drawing.box(
                     axes,
-                    left + 1.3 * i,
+                    6.2 + 1.3 * i,
                     y,
                     str(row),
                     device=row * N // ROWS,
                     width=1.2,
                     height=1,
+                    size=8,
                 )
-
-
-@drawing.picture
-def work_of_a_device(work: dict[str, float]) -> None:
-    """Two bars, the operations of one device: with the global cut it's four times as long as with your program."""
-    operations = [number / 1e9 for number in work.values()]
-    _, axes = plt.subplots(figsize=(7, 1.4))
-    axes.barh(list(work), operations, 0.5, color=drawing.DEVICE_COLOURS[0])
-    for row, number in enumerate(operations):
-        axes.text(number, row, f"  {number:.2g} billion", va="center")
-    axes.invert_yaxis()
-    axes.set(xlabel="billion operations of one device")
 
 
 @drawing.picture
