@@ -216,8 +216,8 @@ print(f"jax.grad outside the loop: {temp_megabytes(grad_outside):.1f} MB")
 # <details><summary>Answer</summary>
 #
 # No, it needs 30.7 MB. Now the backward pass starts after the last round, so the scan has to keep the activations of all
-# rounds. That's even more than without micro-batches, because this scan keeps two arrays for each layer: its result `y`,
-# and `1 - y` for the derivative of `tanh`.
+# rounds. That's even more than without micro-batches, because the scan keeps two arrays for each layer: its result, and
+# one more for the derivative of `tanh`.
 #
 # </details>
 #
