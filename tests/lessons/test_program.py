@@ -241,6 +241,9 @@ def test_bfloat16_hardly_changes_the_losses():
     wanted = figures_of("13")
     np.testing.assert_allclose(found[-1, ::2], wanted[-1, ::2], atol=1e-3)
     assert (found != wanted).any()
+    loss, test_loss = wanted[-1, ::2]
+    lesson = build.source_of("20").read_text()
+    assert f"a loss of {loss:.4f}, and of {test_loss:.4f} on" in lesson
 
 
 def run_old_program(text: str, folder: Path) -> subprocess.CompletedProcess:
