@@ -240,6 +240,7 @@ def test_a_longer_run_writes_words_of_the_library(tmp_path):
     assert losses[-1, 1] < 1.57 + 0.3
     text = run.stdout.partition(f"epoch {len(losses) - 1}:")[2].partition("\n")[2]
     written = re.findall("[A-Za-z]{3,}", text[64:])  # behind the given beginning
+    assert len(written) > 10, text
     library = "".join(
         path.read_text() for path in sorted(Path(os.__file__).parent.glob("*.py"))
     )

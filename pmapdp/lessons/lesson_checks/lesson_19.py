@@ -158,7 +158,15 @@ def place_rows(answer):
         reads.append(numbers)
         return examples[numbers]
 
-    array = answer(read, rows, (12, 5), sharding)
+    try:
+        array = answer(read, rows, (12, 5), sharding)
+    except IndexError as error:
+        require(
+            "too many indices" not in str(error),
+            "JAX calls your function with a tuple of slices, one for each axis, but "
+            "`rows` has only one axis: index it with the first slice",
+        )
+        raise
     require(isinstance(array, jax.Array), "return a jax.Array")
     require(
         array.shape == (12, 5),

@@ -78,7 +78,7 @@ WRONG = {
             "read(rows[place[0]])",
             "read(rows[place[0]]) + 0 * read(rows[:3])",
         ),
-        ("your code raised", "place[0]", "place"),
+        ("a tuple of slices, one for each axis", "place[0]", "place"),
     ],
     "resume": [
         ("The first checkpoint has the number 0", NONE, "if not epoch:"),
