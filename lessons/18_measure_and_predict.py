@@ -41,8 +41,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # its own, their step takes 4 ms, so each works at 3/4 of its speed, and together they're 64 x 3/4 = 48 times as fast as
 # one.
 #
-# That's the whole calculation. So you need two numbers, and the first is the time of *your* step. Put a clock around a
-# call of a jitted function, and you can get three very different times. Which one would you publish?
+# So you need two numbers, and the first is the time of *your* step. Put a clock around a call of a jitted function, and
+# you can get three very different times. Which one would you publish?
 
 # %%
 lesson_18.three_durations()
@@ -50,8 +50,8 @@ lesson_18.three_durations()
 # %% [markdown]
 # The first call also traces and compiles. Later calls return before the result is there, because Python only
 # *dispatches* the work, as PyTorch does on a GPU. If you don't wait, a step may look far too fast. So compile first,
-# and wait with `block_until_ready`. And because a single call may be slow by accident, time many of them, and look at
-# the median and at the **quartiles**, between which half of the times lie.
+# and wait with `block_until_ready`. And because a single call may be slow by accident, time many of them, and take
+# the median. The **quartiles**, between which half of the times lie, show you how much they vary.
 #
 # ## The program so far, and what changes
 #
@@ -59,12 +59,12 @@ lesson_18.three_durations()
 #
 # - `measure` returns the quartiles and the median of a step's time. For a step this small, a call takes Python longer
 #   than the device computes, and more devices don't shorten the call. So `measure` puts ten steps into one call, with
-#   `lax.scan`. The prediction is for a program that trains like this, too.
-# - `all_reduce_seconds` calculates the second number, the time that it takes to sum the gradients.
+#   `lax.scan`. That leaves out what the training loop needs as well, a call and a batch for each step.
+# - `all_reduce_seconds` calculates the second number, the time to sum the gradients.
 # - `speedup` puts the two together, as we did above. But devices may already sum the first gradients while the backward
-#   pass works on the others, as in lesson 06. You can't know how much that hides, so you get a **range**. At worst,
-#   nothing overlaps. At best, the all-reduce hides behind the whole backward pass, for which we assume two thirds of
-#   the step, and you pay only for the rest.
+#   pass works on the others, as in lesson 06. You don't know how much of the all-reduce will overlap, so you get two
+#   limits. At worst, nothing overlaps. At best, the all-reduce hides behind the whole backward pass, for which we
+#   assume two thirds of the step, and you pay only for the rest.
 #
 # include the difference of 09_jit.py and 18_measure.py
 
@@ -73,8 +73,8 @@ lesson_18.three_durations()
 
 # %% [markdown]
 # The first line has your step's time. If its quartiles are far apart, another program is probably using your cores. But
-# a busy machine may also be slow all the time, so measure a few times and believe the fastest. From here on, everything
-# starts from your median, `seconds`.
+# a busy machine may also be slow all the time, so run the program several times and use the smallest median. From here
+# on, everything starts from your median, `seconds`.
 #
 # ## How long does an all-reduce take?
 #
@@ -102,17 +102,17 @@ for name, all_reduce in {"ring": ring, "butterfly": all_reduce_seconds(n, 64)}.i
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# About 2.5 ms: 126 times 20 µs. That's much longer than your step, so 64 devices would mostly wait. The butterfly sends
-# only 6 messages, which take 0.17 ms.
+# About 2.5 ms: 126 times 20 µs. The butterfly sends only 6 messages, which take 0.17 ms.
 #
 # </details>
 #
 # Before you believe the butterfly's speed-up, there are three catches:
 #
 # - XLA for CPUs merges your gradients into one all-reduce, so nothing overlaps. Expect the lower number.
-# - Even the lower number is optimistic, because your library may have no butterfly. NVIDIA's NCCL [chooses
-#   between](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo) rings, trees, and sums inside
-#   the switches. A tree sends the sums up to its root and back down, so it needs about twice as many messages.
+# - Even the lower number is optimistic, because your communication library may not use this algorithm. NVIDIA's NCCL
+#   [chooses between](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo) rings, trees, and
+#   network switches that do the addition themselves. A tree sends the sums up to its root and back down, so it needs
+#   about twice as many messages.
 # - A slow step predicts a *better* speed-up: 15 for a step of 0.05 ms, but over 50 for 0.7 ms. So make the step fast
 #   first.
 #
@@ -158,23 +158,22 @@ lesson_18.efficiency_by_devices(counts, weak, strong)
 #
 # </details>
 #
-# Where a line is below 50 %, the all-reduce takes longer than the computing, so your devices mostly wait. A ResNet-50
-# is nowhere near that. With a batch on each, 64 GPUs lose at most 0.6 %. If they share one batch, each computes for
-# only 4.3 ms, on 4 images, so the 1.6 ms count. Without overlap they're 46 times as fast as one, if 4 images keep a GPU
+# Where a line is below 50 %, the all-reduce takes longer than the computing, so your devices mostly wait. For a
+# ResNet-50 with a batch on each, 64 GPUs lose at most 0.6 %. If they share one batch, each computes for only 4.3 ms, on
+# 4 images, so the 1.6 ms count. Without overlap they're 46 times as fast as one. That assumes that 4 images keep a GPU
 # as busy as 256.
 #
-# So the offer is poor for your small network, and good for a ResNet-50, because its steps are long. Longer steps need
-# more examples on each device: [lesson 21](21_choose_a_batch_size.ipynb) shows how large a batch can grow.
+# So the offer is poor for your small network, and good for a ResNet-50, because its steps are long.
 #
 # ## How wrong is it?
 #
-# Would you bet on this?
 # [NVIDIA](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
-# trained a ResNet-50 on one A100 and on eight of one machine, with 256 images on each, so we can compare.
+# trained a ResNet-50 on one A100 and on eight of one machine, with 256 images on each. Their table calls this strong
+# scaling, but with a batch on each it's weak.
 #
-# In TF32, one A100 needs 273 ms for its 256 images. `scaling.py` calculates that eight of them sum their gradients over
-# NVLink in 0.65 ms, so each should lose about 0.2 % of its speed. In mixed precision one A100 trains 2.6 times as fast,
-# but its gradients are still in float32.
+# `scaling.py` calculates that eight A100s sum their gradients over NVLink in 0.65 ms. In TF32 a step takes 273 ms, so
+# each should lose about 0.2 % of its speed. In mixed precision one A100 trains 2.6 times as fast, but its gradients are
+# still in float32.
 #
 # **Predict:** in mixed precision, should the A100s lose less than 0.2 %, as much, or more?
 
@@ -192,19 +191,19 @@ lesson_18.predicted_against_found(runs)
 #
 # </details>
 #
-# In TF32 the calculation is 3 points off, but in mixed precision it's 15. On eight GPUs a step takes 10 ms longer in
-# TF32, and 20 ms in mixed precision, though both send the same bytes. So what else takes time? A likely cause is the
-# data loader, because the host decodes real images, and eight GPUs want 16,621 of them a second. But only a profile of
-# these runs could prove it.
+# In TF32 the calculation is 3 % too high, but in mixed precision it's 18 %. On eight GPUs a step takes 10 ms longer in
+# TF32, and 20 ms in mixed precision, though both send the same bytes. A likely cause is the data loader, because the
+# host decodes real images, and eight GPUs want 16,621 of them a second. But only a profile of these runs could prove
+# it.
 #
 # ## What to expect of real devices
 #
 # The calculation knows nothing about loading data, launching kernels, or waiting for the slowest device, so its number
 # is a limit. If even the limit is poor, no tuning helps. If it's good, expect less.
 #
-# If your one GPU already waits for its host, all 64 would wait, too. A **profile** shows you that before you pay for
-# them. You record one with `jax.profiler.trace(folder)`, and open it in [ui.perfetto.dev](https://ui.perfetto.dev).
-# Here's pmapdp's CNN on an H200, with jax 0.11.2.
+# If your one GPU already waits for its host, all 64 would wait, too. A **profile** shows you that first. Record one
+# with `jax.profiler.trace(folder)`, and open it in [ui.perfetto.dev](https://ui.perfetto.dev). Here's pmapdp's CNN on
+# an H200, with jax 0.11.2.
 
 # %%
 lesson_18.trace_of_an_h200()
@@ -250,6 +249,10 @@ tf32, mixed = runs.values()
 assert round(1e3 * resnet_seconds(8), 2) == 0.65
 assert (round(tf32[0], 3), tf32[1], round(tf32[2], 3)) == (0.998, 1, 0.966)
 assert (round(mixed[0], 3), mixed[1], round(mixed[2], 3)) == (0.994, 1, 0.841)
+assert [round(run[0] / run[2] - 1, 2) for run in (tf32, mixed)] == [0.03, 0.18]
+flat = scaling.Level(64, 4e-6, 25e9)
+assert round(2e3 * scaling.reduce_scatter(RESNET_BYTES, 64, [flat]), 1) == 8.1
+assert round(scaling.RESNET_SHARES["float32"], 2) == 0.15
 on_one, on_eight = 256 / np.array([0.938, 2.470]), 8 * 256 / np.array([7.248, 16.621])
 assert list(on_one.round()) == [273, 104]
 assert list((on_eight - on_one).round()) == [10, 20]
@@ -260,12 +263,15 @@ assert speedup(3, 1, 64)[0] == 48
 # ## Tomorrow, on your machine
 #
 # 1. **Time one device.** Put your model and data into [18_measure.py](program/18_measure.py), with the bandwidth from
-#    your network's data sheet. For the latency, measure an empty message, or start from 20 µs on Ethernet and 4 µs on
-#    InfiniBand, which are guesses.
+#    your network's data sheet. For the latency, start from 20 µs on Ethernet and 4 µs on InfiniBand, which are guesses.
 # 2. **Fill it.** Double the batch until the time doubles as well. Until then, one device isn't full.
-# 3. **If even the upper end is below 32 for 64 devices, stop.** You need a larger batch on each device, a faster
-#    network, or fewer devices. Exercise 3 finds that batch for a ring.
-# 4. **Before you say yes, rent two machines for an hour.** Copy `import time` and `measure` into lesson 17's program,
+# 3. **Count the levels.** The program knows one flat network, but 64 GPUs are usually eight machines with a faster
+#    network inside each. For a ResNet-50 at 25 GB/s and 4 µs it predicts an all-reduce of 8.1 ms, not the 1.6 ms from
+#    above. So replace `all_reduce_seconds` by a function like `resnet_seconds`, with a `scaling.Level` for each of your
+#    networks.
+# 4. **If even the upper end is below 32 for 64 devices, stop.** You need a larger batch on each device, as in
+#    [lesson 21](21_choose_a_batch_size.ipynb), a faster network, or fewer devices.
+# 5. **Before you say yes, rent two machines for an hour.** Copy `import time` and `measure` into lesson 17's program,
 #    and these lines above its loop. They time a step of all devices, with as many examples on each as one had:
 #
 #    ```python
@@ -274,8 +280,9 @@ assert speedup(3, 1, 64)[0] == 48
 #    print(measure(jax.jit(train_step, **options), state, batch))  # without donation, to call it often
 #    ```
 #
-#    You predicted `seconds` plus what the all-reduce adds. If it takes longer, a profile shows why. Then delete these
-#    lines, or you'd train with the larger `B`.
+#    You predicted `seconds` plus what the all-reduce adds. If it takes longer, a profile shows why. `measure` leaves out
+#    the calls and the input, so also time the updates of the loop's second epoch. Then delete these lines, or you'd go on
+#    with the larger `B`.
 
 # %% [markdown]
 # ## Exercises
@@ -286,7 +293,8 @@ assert speedup(3, 1, 64)[0] == 48
 #    `function(x)` takes, until its result is there, and without compiling. `clock()` gives the time in seconds.
 #    <details><summary>Hint</summary>There are two mistakes. The first picture shows both.</details>
 # 2. `scan_flops` (10 minutes): a device that you don't have can't be timed, but you can count operations and divide by
-#    its speed. `jax.jit(f).lower(...).compile().cost_analysis()["flops"]` counts those of f. How many does
+#    the speed that it reaches. That's only a part of its peak, the *utilization* or MFU: 15 % for the ResNet-50 above,
+#    in TF32. `jax.jit(f).lower(...).compile().cost_analysis()["flops"]` counts the operations of f. How many does
 #    `lax.scan(layer, x, weights)` take, all rounds together, to 1 %? `layer(x, w)` returns `(x, None)`.
 #    <details><summary>Hint</summary>JAX counts the body of a scan once, however often it runs.</details>
 # 3. `least_examples` (10 minutes): a program overlaps a ring all-reduce of `n` bytes over `N` devices with its backward

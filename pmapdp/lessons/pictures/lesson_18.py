@@ -111,7 +111,7 @@ def efficiency_by_devices(
     weak: dict[str, Ranges],
     strong: dict[str, Ranges],
 ) -> None:
-    """The speed of each of 1 to 64 devices, in percent of one alone, in two diagrams. On the left each device has a whole batch: ResNet-50 stays near 100 %, and your network falls. On the right all share one batch: ResNet-50 reaches 72 to 100 % with 64, and your network falls faster, toward a dotted curve where all devices together are as slow as one. A line at 50 % marks where the all-reduce takes as long as the computing."""
+    """The speed of each of 1 to 64 devices, in percent of one alone, in two diagrams. On the left each device has a whole batch: ResNet-50 stays near 100 %, and your network falls. On the right all share one batch: ResNet-50 reaches 72 to 100 % with 64, and your network falls faster, toward a dotted curve where all devices together are as fast as one. A line at 50 % marks where the all-reduce takes as long as the computing."""
     titles = (
         "weak scaling: a batch on each device",
         "strong scaling: one batch in all",
@@ -121,7 +121,8 @@ def efficiency_by_devices(
         half = "the all-reduce takes as long as computing"
         axes.axhline(50, color=drawing.INK, lw=0.8, label=half)
         slow = 100 / np.array(counts)
-        axes.plot(counts, slow, ":", color=drawing.INK, label="all are as slow as one")
+        together = "all together are as fast as one"
+        axes.plot(counts, slow, ":", color=drawing.INK, label=together)
         for name, colour in (
             ("ResNet-50 on A100s", drawing.DEVICE_COLOURS[0]),
             ("your network", drawing.ACCENT),
