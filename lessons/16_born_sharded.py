@@ -74,8 +74,8 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # ## Eight weights, eight devices
 #
 # How can a device compute with weights that it doesn't have? Here are eight weights with the values 0 to 7, and weight d
-# lives on device d. The example of device d is eight times the number d + 1, and its loss is the dot product of the
-# weights and the example.
+# lives on device d. The example of device d has eight entries, and each of them is d + 1. The loss is the dot product of
+# the weights and the example.
 
 # %%
 from jax import lax
@@ -183,6 +183,20 @@ for name, plan in plans.items():
 # the way, as much as four full kernels.
 #
 # </details>
+#
+# 1. `build_sharded` (5 minutes): `build()` draws normal numbers. Return its array with this sharding, so that no device
+#    ever holds all of it. <details><summary>Hint</summary>Compile it, and say how the result should be sharded.</details>
+
+# %%
+from pmapdp.lessons.checks import check
+
+
+def build_sharded(build, sharding):
+    """The array that build() makes, in shards."""
+    ...  # your code: 1 line
+
+
+verdict = check("16_born_sharded", "build_sharded", build_sharded)
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -244,7 +258,7 @@ def make_step(loss):
     return step
 
 
-def compile_step(step, layers_sharding, moments_sharding, layers=layers):
+def compile_step(step, layers_sharding, moments_sharding):
     adam_state = optimizer.init(layers)
     moments = jax.tree.map(lambda x: moments_sharding if x.ndim else replicated, adam_state)
     shardings = layers_sharding, moments
@@ -269,9 +283,9 @@ lesson_16.memory_over_time(programs)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 40 MB, because the full layers and gradients stay in memory until the end. Together with an eighth of the state
-# that makes 6.3 + 16.8 + 16.8 = 40. The plan is worse, 57 MB, because XLA for CPUs keeps the gathered layers twice for a
-# moment.
+# 23 MB: 6.3 for an eighth of the state, and 16.8 for the full layers. The plan has 57 MB, because two more arrays of 16.8
+# MB are there. JAX puts your constraint on the gradients of the layers, too, so every device makes them in full. And XLA
+# for CPUs keeps the gathered layers twice for a moment.
 #
 # </details>
 #
@@ -279,8 +293,9 @@ lesson_16.memory_over_time(programs)
 #
 # ## What a low peak costs
 #
-# You pay for a low peak in messages, and the next cell counts them. It adds two programs: stage 1, with only the
-# *moments split*, and the same layers *as a list* of sixteen arrays, without a scan.
+# You pay for a low peak in messages, and the next cell counts them. It adds two programs. In *moments split*, which is
+# stage 1, the layers are replicated. *Stack split* is *left to the compiler* once more, but it splits the first axis, so
+# that each device holds two whole layers.
 #
 # **Predict:** how often is each layer gathered in one update with *left to the compiler*?
 
@@ -292,14 +307,8 @@ def peak(program):
     return (plan.argument_size_in_bytes + plan.temp_size_in_bytes) / 1e6
 
 
-def list_loss(layers, x):
-    for w in layers:
-        x = jnp.tanh(x @ w)
-    return jnp.square(x).mean()
-
-
-programs["moments split"] = compile_step(make_step(deep_loss), replicated, split)
-programs["as a list"] = compile_step(make_step(list_loss), split, split, list(layers))
+programs["moments split"] = compile_step(make_step(deep_loss), replicated, rows)
+programs["stack split"] = compile_step(make_step(deep_loss), split, split)
 for name, program in programs.items():
     print(f"{name:20s} peak {peak(program):2.0f} MB,", count_messages(program))
 
@@ -311,13 +320,14 @@ for name, program in programs.items():
 #
 # </details>
 #
-# The 11 MB hold for a `lax.scan`. Most Flax models and your program keep their layers *as a list*, and there the same
-# layers take 22 MB. XLA for CPUs gathers each of them only once, and keeps it until the backward pass has used it. The
-# other all-gathers and the all-to-alls move activations. So scan over your layers if memory is short.
+# *Stack split* takes 44 MB, four times as much, because the compiler gathers the full stack before each of the two scans.
+# So **split the layers, and not the stack**, if the compiler gathers them for a scan. Your program's `shard` does, because
+# the longest axis is one of a layer's.
 #
-# *Moments split* takes only 26 MB: 16.8 for the layers, 4.2 for an eighth of the moments, and 5 for the rest. 5 MB is too
-# little for whole gradients, which take 16.8, so the compiler must be keeping only the eighth that the device needs for
-# its update. You asked for stage 1, and you get stage 2.
+# *Moments split* takes 40 MB: 16.8 for the layers, 4.2 for an eighth of the moments, 16.8 for a second copy of the new
+# layers while they're gathered, and 2 for the rest. Of the gradients the compiler keeps only the eighth that the device
+# needs for its update, so here you ask for stage 1, and get stage 2. To ask for stage 2 yourself, write
+# `gradients = lax.with_sharding_constraint(gradients, rows)`.
 #
 # How much is sent? Let n be the bytes of all layers, whether they go in one message or in sixteen. As in lesson 06's
 # ring, a gather or a reduce-scatter sends about n, and an all-reduce about 2n.
@@ -335,8 +345,7 @@ for name, program in programs.items():
 #
 # The all-reduce on CPUs is a waste, because it gives each device the gradients of all weights, although it keeps only an
 # eighth. You can avoid it in a `shard_map`, if you gather in each layer, as `update` did. One line is new:
-# `jax.checkpoint` from lesson 20 drops the gathered weights after the forward pass, and gathers them again for the
-# backward pass.
+# `jax.checkpoint` drops the gathered weights after the forward pass, and gathers them again for the backward pass.
 
 
 # %%
@@ -362,7 +371,7 @@ print(f"by hand: peak {peak(programs['by hand']):.0f} MB,", count_messages(progr
 # Now each layer's gradient comes home by a reduce-scatter, so this step sends n + 2n on CPUs, too.
 #
 # > **What carries over to your GPUs?** The bytes at rest and the table's last column are arithmetic. The rest are plans of
-# > XLA *for CPUs*: the 57 MB in place of 40, the number of messages, and the all-reduce. XLA's [passes for
+# > XLA *for CPUs*: the 57 MB in place of 23, the number of messages, and the all-reduce. XLA's [passes for
 # > GPUs](https://github.com/openxla/xla/blob/main/xla/service/gpu/gpu_compiler.cc) have a `ReduceScatterCreator`, which
 # > makes a reduce-scatter of such an all-reduce, but we haven't run that. So look at your own step's plan.
 #
@@ -381,21 +390,27 @@ wanted = {
     "replicated": (70, {"all-reduce": 16}),
     "gathered first": (57, {"all-reduce": 16, "all-gather": 1}),
     "left to the compiler": (11, {"all-reduce": 16, "all-gather": 32}),
-    "moments split": (26, {"all-reduce": 16, "all-gather": 1}),
+    "moments split": (40, {"all-reduce": 16, "all-gather": 1}),
+    "stack split": (44, {"all-reduce": 16, "all-gather": 2}),
     "by hand": (10, {"all-gather": 32, "reduce-scatter": 16}),
     "--shard-state parameters": (28, {"all-reduce": 16, "all-gather": 1}),
+    "the same, rows split": (43, {"all-reduce": 16, "all-gather": 1}),
 }
 assert 2_150 < 989e12 / 450e9 < 2_250
 
 
-def pmapdp_step(layers, adam_state, x):  # the constraints of make_split_strategy
-    gradients = jax.grad(deep_loss)(lax.with_sharding_constraint(layers, replicated), x)
-    gradients = lax.with_sharding_constraint(gradients, split)
-    updates, adam_state = optimizer.update(gradients, adam_state, layers)
-    return optax.apply_updates(layers, updates), adam_state
+def make_pmapdp_step(sharding):  # the constraints of make_split_strategy
+    def step(layers, adam_state, x):
+        gradients = jax.grad(deep_loss)(lax.with_sharding_constraint(layers, replicated), x)
+        gradients = lax.with_sharding_constraint(gradients, sharding)
+        updates, adam_state = optimizer.update(gradients, adam_state, layers)
+        return optax.apply_updates(layers, updates), adam_state
+
+    return step
 
 
-programs["--shard-state parameters"] = compile_step(pmapdp_step, split, split)
+programs["--shard-state parameters"] = compile_step(make_pmapdp_step(split), split, split)
+programs["the same, rows split"] = compile_step(make_pmapdp_step(rows), rows, rows)
 for name, (megabytes, messages) in wanted.items():
     assert abs(peak(programs[name]) - megabytes) < 0.8
     assert count_messages(programs[name]) == messages
@@ -403,14 +418,19 @@ for name, (megabytes, messages) in wanted.items():
         received = layers if message.runs <= 2 else layers[0]
         parts = 8 if message.kind == "reduce-scatter" else 1
         assert message.bytes * parts == message.count * received.nbytes
-assert abs(peak(programs["as a list"]) - 22) < 0.8
-assert count_messages(programs["as a list"])["all-gather"] == 32
-sent = {message.kind: message for message in collectives(programs["as a list"].as_text())}
-assert sent["all-gather"].bytes == layers.nbytes + 16 * x.nbytes  # each layer once
-assert sent["all-to-all"].bytes == sent["all-to-all"].count * x.nbytes / 8
-for name, program in programs.items():  # all give the layers that a replicated state gives
-    some_layers = list(layers) if name == "as a list" else layers
-    arguments = some_layers, optimizer.init(some_layers), x
+assert shard(layers) == rows
+
+
+def has_split_gradients(program):
+    """Return True if the loop of the backward pass collects an eighth of each gradient."""
+    loops = [line for line in program.as_text().splitlines() if " while(" in line]
+    return "f32[16,64,512]" in loops[-1].partition(" while(")[0]
+
+
+assert has_split_gradients(programs["moments split"])
+assert not has_split_gradients(programs["gathered first"])
+for program in programs.values():  # all give the layers that a replicated state gives
+    arguments = layers, optimizer.init(layers), x
     new_layers, _ = program(*jax.device_put(arguments, program.input_shardings[0]))
     if program is programs["replicated"]:
         expected = np.asarray(new_layers)
@@ -419,10 +439,8 @@ for name, program in programs.items():  # all give the layers that a replicated 
 # %% [markdown]
 # ## Exercises
 #
-# Solutions, with reasons: [solutions/16_born_sharded.py](solutions/16_born_sharded.py).
+# Solutions of all three, with reasons: [solutions/16_born_sharded.py](solutions/16_born_sharded.py).
 #
-# 1. `build_sharded` (5 minutes): `build()` draws normal numbers. Return its array with this sharding, so that no device
-#    ever holds all of it. <details><summary>Hint</summary>Compile it, and say how the result should be sharded.</details>
 # 2. `zero_step` (10 minutes): stage 1 by hand, with momentum, in `shard_map` over the axis `"data"`. Every device gets the
 #    weights `w` `[D]`, its own gradient `g` `[D]`, and its part `m` `[D / N]` of the momentum. Use the *mean* gradient of
 #    the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`. Don't use an all-reduce.
@@ -436,16 +454,8 @@ for name, program in programs.items():  # all give the layers that a replicated 
 #    <details><summary>Hint</summary>You can add squares over devices. You can't add lengths.</details>
 
 # %%
-from pmapdp.lessons.checks import check
-
-
 def broken_clip(g):
     return g / jnp.maximum(1, jnp.linalg.norm(g))
-
-
-def build_sharded(build, sharding):
-    """The array that build() makes, in shards."""
-    ...  # your code: 1 line
 
 
 def zero_step(w, g, m):
@@ -458,7 +468,7 @@ def fixed_clip(g):
     ...  # your code: 2 lines
 
 
-for exercise in (build_sharded, zero_step, fixed_clip):
+for exercise in (zero_step, fixed_clip):
     check("16_born_sharded", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -475,8 +485,9 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # In pmapdp, `make_split_strategy` ([sharding/split_step.py](../pmapdp/sharding/split_step.py)) makes the step for
 # `--shard-state`. It's less thrifty than your program in two ways. With `parameters` it gathers all layers before the
 # first one is used, because it can't know where your layers begin: for the layers above, that's 28 MB in place of 11. And
-# it makes the state on the host, and sends each device its shards. `zero_sharding`
-# ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, splits the first axis that it can.
+# it makes the state on the host, and sends each device its shards. In the place of your `shard` it has `zero_sharding`
+# ([sharding/layout.py](../pmapdp/sharding/layout.py)), which splits the first axis that it can. For these layers that's the
+# stack. If all layers are gathered first anyway, that's better: along the rows it would be 43 MB.
 #
 # With pmap you'd gather in every layer yourself, as in `update`, and so pmapdp splits the state only under `jit`.
 #

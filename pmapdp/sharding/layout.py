@@ -137,8 +137,9 @@ class MeshLayout:
         """Make the sharding of an array by the rules, and over the batch's axes too."""
         entries = [self.mesh_axes(name) for name in axes.names]
         # The first axis that they divide is enough. If there is none, every device
-        # keeps the whole array. In a stack of layers it's the axis of the stack, and
-        # there a split costs the least memory: lesson 16 measures it.
+        # keeps the whole array. In a stack of layers it's the axis of the stack. The
+        # step gathers all layers first, and this axis costs it the least memory, as
+        # the asserts of lesson 16 show.
         for number, name in enumerate(axes.names):
             size = axes.shape[number] // self.shards(name)
             if size and size % self.batch_shards == 0:
