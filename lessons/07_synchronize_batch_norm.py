@@ -56,7 +56,8 @@ def standardize(x, synchronize):
     return (x - mean) / lax.sqrt(mean_square - mean**2)
 
 
-parallel_standardize = jax.pmap(standardize, "data", static_broadcasted_argnums=1)  # a bool
+# Argument 1 is no array, but a Python bool, so pmap compiles a program for each of its values.
+parallel_standardize = jax.pmap(standardize, "data", static_broadcasted_argnums=1)
 
 # %% [markdown]
 # Say device 0 has the values 0 and 2, and device 1 has 10 and 12.
@@ -163,7 +164,8 @@ verdict = check("07_synchronize_batch_norm", "global_moments", global_moments)
 # - If values are far from 0, `E[x²] - E[x]²` is a small difference of two large numbers, and float32 loses it. So the
 #   layer first subtracts the running mean, and `jnp.maximum` lifts what rounding still brings below 0.
 # - The layer has `(rows * x0).sum(0)` and not `weights @ x0`, because GPUs and TPUs may round the inputs of a matrix
-#   product. In `weights @ losses` the lost digits only change the printed number. Here they'd change the training.
+#   product. In `weights @ losses` the lost digits only change the printed number, because the gradient with respect to
+#   the losses is just the weights, 0 or 1. Here they'd change the training.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -214,7 +216,7 @@ print(f"one device and eight differ by {difference:.0e}")
 assert difference < 1e-4
 
 # %% [markdown]
-# Flax's layer from step 1 would fail this proof. With it, the two models differ by 0.2, because it takes the 52 rows of
+# Flax's layer from step 1 would fail this proof. With it, the distance is 0.2, because the layer takes the 52 rows of
 # padding for examples.
 #
 # ## What it costs
@@ -235,7 +237,7 @@ lesson_07.all_reduces()
 # <details><summary>Answer</summary>
 #
 # Three, counted on simulated CPUs, and drawn here for four devices. You didn't write the second one. An example changes
-# the shared mean, and the mean changes every device's outputs, so each device finds a part of this example's gradient.
+# the shared mean, and the mean changes every device's outputs, so part of this example's gradient is on every device.
 # These parts must be added, so JAX adds an all-reduce when it differentiates `pmean`.
 #
 # </details>
@@ -320,7 +322,7 @@ lesson_07.running_means(local_means, synchronized_means)
 # | B | examples per device | test accuracy, synchronized | local, from copy to copy | local, averaged |
 # | --- | --- | --- | --- | --- |
 # | 128 | 16 | 0.896 | 0.891 to 0.901 | 0.898 |
-# | 16 | 2 | 0.893 | 0.693 to 0.718 | 0.718 |
+# | 16 | 2 | 0.893 | about 0.7 | about 0.7 |
 #
 # <details><summary>The code of this table, for a cell of its own (it runs for a minute or two)</summary>
 #
@@ -331,7 +333,7 @@ lesson_07.running_means(local_means, synchronized_means)
 #
 #
 # layers = {"synchronized": BatchNorm, "local": FlaxNorm}
-# optimizer = optax.adam(3e-3)
+# optimizer = optax.adam(3e-3)  # the step reads it, and `batches` reads B
 # for B in (128, 16):
 #     for name, make_norm in layers.items():
 #         jax.clear_caches()
@@ -344,17 +346,20 @@ lesson_07.running_means(local_means, synchronized_means)
 #         accuracies = [accuracy(model) for model in models]
 #         print(f"B = {B}, {name}: {min(accuracies):.3f} to {max(accuracies):.3f}")
 #         print(f"with averaged running averages: {accuracy(average):.3f}")
+# B, optimizer = 128, optax.sgd(0.1)  # as before
 # ```
 #
 # </details>
 #
-# With 16 examples per device, local batch norm costs no accuracy that 1,000 test examples could show. With 2 examples,
-# each channel has two values, and two different values always become about -1 and 1. How far apart they were is lost, so
-# the *weights* were trained badly, and averaging the copies can't repair that.
+# With 16 examples per device, local batch norm costs no accuracy that 1,000 test examples could show. With 2 examples it
+# does, although on two versions of JAX a copy had anything from 0.62 to 0.77. Each channel has two values, and two
+# different values always become about -1 and 1. How far apart they were is lost, so the *weights* were trained badly, and
+# averaging the copies can't repair that.
 #
 # PyTorch's DDP keeps batch norm local unless you ask, and sends process 0's running averages to all. If you keep it local
-# in JAX, evaluate with one copy, and save that copy. Don't average the copies: an average of variances is too small, as in
-# the first prediction's answer. These are your choices:
+# in JAX, average the copies before you evaluate and save, as lesson 12's old program does, because the average is less
+# noisy than one copy. But its variance is still too small, like every copy's: all of them miss how far apart the devices'
+# means are, as in the first prediction's answer. These are your choices:
 #
 # | layer | normalizes with | if devices have different numbers of examples |
 # | --- | --- | --- |
@@ -406,6 +411,7 @@ assert 0.15 < distance(flax_1, flax_8) < 0.25
 # 3. `fixed_centre` (5 minutes, find the mistake): `broken_centre` subtracts the global mean, so training goes well. But
 #    its running mean is different on every device. <details><summary>Hint</summary>Which mean goes into the running
 #    mean?</details>
+
 
 # %%
 def broken_centre(x, running):  # [b, C], [C]

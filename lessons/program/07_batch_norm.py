@@ -38,7 +38,7 @@ def batches(inputs, labels, seed):
 
 
 class BatchNorm(nnx.Module):
-    """Batch norm over the examples of all devices, without the padding."""
+    """Batch norm of [b, C] over the examples of all devices, without the padding."""
 
     def __init__(self, features):
         self.scale = nnx.Param(jnp.ones(features))

@@ -620,26 +620,40 @@ def test_explicit_axes_change_neither_the_update_nor_the_work():
 
 @pytest.mark.nightly
 def test_the_code_below_lesson_07s_table_prints_its_rows(tmp_path, monkeypatch):
-    """16 examples per device are enough for local batch norm, and 2 aren't."""
+    """16 examples per device are enough for local batch norm, and 2 aren't.
+
+    And the lesson's next cell, with its asserts, still runs.
+    """
     lesson = build.source_of("07")
     notebook = build.read(lesson)
     (text,) = [
         cell.source for cell in notebook.cells if "code of this table" in cell.source
     ]
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
-    at_the_end = nbformat.v4.new_code_cell(code)
-    notebook.cells.append(at_the_end)
+    table = nbformat.v4.new_code_cell(code)
+    (proof,) = [
+        number
+        for number, cell in enumerate(notebook.cells)
+        if build.PROOF in cell.metadata.get("tags", [])
+    ]
+    notebook.cells.insert(proof, table)
     monkeypatch.setattr(build, "read", lambda lesson: notebook)
     build.execute(lesson, tmp_path)
-    accuracies = re.findall(r"\d\.\d+", printed(at_the_end))
+    accuracies = re.findall(r"\d\.\d+", printed(table))
     found = np.array(accuracies, float).reshape(2, 2, 3)  # [B, layer, copies]
     synchronized, local = found.swapaxes(0, 1)
-    rows = re.findall(r"^\| \d+ \| \d+ \| (.*) \| (.*) to (.*) \| (.*) \|$", text, re.M)
-    expected = np.array(rows, float)
+    rows = re.findall(
+        r"^\| \d+ \| \d+ \| (0.*) \| (0.*) to (0.*) \| (0.*) \|$", text, re.M
+    )
+    ((expected, *expected_local),) = np.array(rows, float)
+    (few,) = re.findall(
+        r"^\| 16 \| 2 \| (0.*) \| about 0.7 \| about 0.7 \|$", text, re.M
+    )
     # Processors round differently, which moves some of the 1,000 test examples.
-    np.testing.assert_allclose(synchronized - expected[:, :1], 0, atol=0.01)
-    np.testing.assert_allclose(local[0], expected[0, 1:], atol=0.01)
-    np.testing.assert_allclose(local[1], expected[1, 1:], atol=0.03)
+    np.testing.assert_allclose(synchronized[0], expected, atol=0.01)
+    np.testing.assert_allclose(synchronized[1], float(few), atol=0.01)
+    np.testing.assert_allclose(local[0], expected_local, atol=0.01)
+    assert 0.6 < local[1].min() < local[1].max() < 0.8
     assert np.ptp(synchronized, axis=1).max() == 0
     assert np.ptp(local, axis=1).min() > 0.003
 
