@@ -56,7 +56,7 @@ def standardize(x, synchronize):
     return (x - mean) / lax.sqrt(mean_square - mean**2)
 
 
-# Argument 1 is no array, but a Python bool, so pmap compiles a program for each of its values.
+# Argument 1 is a Python bool and not an array, so pmap compiles a program for each of its values.
 parallel_standardize = jax.pmap(standardize, "data", static_broadcasted_argnums=1)
 
 # %% [markdown]
@@ -352,9 +352,9 @@ lesson_07.running_means(local_means, synchronized_means)
 # </details>
 #
 # With 16 examples per device, local batch norm costs no accuracy that 1,000 test examples could show. With 2 examples it
-# does, although on two versions of JAX a copy had anything from 0.62 to 0.77. Each channel has two values, and two
-# different values always become about -1 and 1. How far apart they were is lost, so the *weights* were trained badly, and
-# averaging the copies can't repair that.
+# does: on two versions of JAX, the accuracy of a copy was anything from 0.62 to 0.77. Each channel has two values, and
+# two different values always become about -1 and 1. How far apart they were is lost, so the *weights* were trained badly,
+# and averaging the copies can't repair that.
 #
 # PyTorch's DDP keeps batch norm local unless you ask, and sends process 0's running averages to all. If you keep it local
 # in JAX, average the copies before you evaluate and save, as lesson 12's old program does, because the average is less
