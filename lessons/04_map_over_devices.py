@@ -89,7 +89,8 @@ lesson_04.dot_products(xs.sum(1))
 # ## The same on every device
 #
 # `pmap` splits every argument. But to score a batch, each device needs its rows of the batch and *all* of the model.
-# With `in_axes=(None, 0)` every device gets the whole first argument, and its row of the second:
+# With `in_axes=(None, 0)` every device gets the whole first argument, and its row of the second. One entry holds for all
+# arrays of a pytree, such as a model:
 
 # %%
 w = np.ones(10, np.float32)
@@ -154,8 +155,8 @@ verdict = check("04_map_over_devices", "sums_on_devices", sums_on_devices)
 # </details>
 #
 # You still train on one device, and after each epoch `place_state` copies the state to all eight. Don't keep `copies`
-# for later. It shares memory with `state`, and the next `train_step` gives that memory away. If you then read `copies`,
-# JAX says `Array has been deleted`.
+# for later. Device 0's copy *is* the original, and the next `train_step` donates it. If you then read `copies`, JAX says
+# `Array has been deleted`.
 #
 # The next cell is the whole program, so you can skip its code. It prints lesson 03's test losses and accuracies, up to
 # rounding. The cell after the program evaluates the trained network again, with your `sums_on_devices` if the check has
@@ -232,8 +233,8 @@ for name, call in calls.items():
 # doesn't use your mesh. It makes one of its own over the same devices, and calls its axis `_internal_pmap_axis_name`.
 #
 # An argument with `in_axes=None` is copied, committed or not, and that's the trap. In every call, JAX copies the array
-# from device 5 to the seven others, and nobody tells you. If you suspect a copy, place the batch first, and wrap the
-# call in `with jax.transfer_guard("disallow"):`. Then a copy is an error.
+# from device 5 to the seven others, and nobody tells you. If you suspect a copy, place every argument first. Then run the
+# call under `with jax.transfer_guard("disallow"):`, and a copy is an error.
 #
 # </details>
 #
@@ -345,7 +346,8 @@ with jax.transfer_guard("disallow"):
 #
 # In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, `place_state` and
 # `place_batch`. Its `eval_step` is lesson 05's, which adds up on the devices. Old tutorials call
-# `jax.device_put_replicated`, which JAX 0.10 no longer has. Write `jax.device_put(x, replicated)` instead. To read on:
+# `jax.device_put_replicated`, which JAX 0.10 no longer has. It added a device axis. `jax.device_put(x, replicated)` adds
+# none, so if you write that instead, `pmap` needs `in_axes=None` for `x`. To read on:
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). On JAX's pages you'll see `P` for
 # `PartitionSpec`, and often `jax.make_mesh(...)` for the mesh. Stay with `Mesh` until lesson 11, because a mesh from
 # `make_mesh` behaves differently.
