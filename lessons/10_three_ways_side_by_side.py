@@ -128,7 +128,7 @@ lesson_10.trap()
 # The culprit is `check_vma`, which is on by default. Despite its name, it changes gradients. **vma** stands for *varying
 # manual axes*: JAX now tracks which values vary from device to device. `x` does, and `w` doesn't. Before the two are
 # multiplied, JAX casts `w` to a value that varies. In the forward pass this cast hands one weight to eight devices. In
-# the backward pass eight gradients come back to one weight, so there the cast becomes a `psum`. That's the
+# the backward pass eight gradients come back to one weight, so the backward of this cast is a sum, a `psum`. That's the
 # all-reduce that you never see. pmap runs your step in a `shard_map` with the check off, and that's why the same line
 # was correct in lesson 05.
 #
@@ -209,7 +209,7 @@ for check_vma in (True, False):
 #
 # **If your loss all-reduces its own result, don't cast: use `jax.grad` alone**, with the check. Cast `w` and average
 # the gradient of `averaged_loss`, and you get 0.94 in place of 7.5. That's eight times too small, and again there's no
-# error.
+# error. A batch norm inside the model is fine: cast as usual.
 #
 # Your program casts anyway, because then the all-reduce is a line of its own. You decide what goes into it, such as
 # gradients together with the count, and when it runs. In lesson 13 you'll put it behind a loop.

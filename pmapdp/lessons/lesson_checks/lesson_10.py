@@ -7,7 +7,7 @@ import optax
 from jax import P
 from jax.sharding import NamedSharding
 
-from pmapdp.lessons.checks import close, mesh_of, refuse, require
+from pmapdp.lessons.checks import NotYetError, close, mesh_of, refuse, require
 
 N, b = 5, 3  # devices that no answer counts on, and their examples
 
@@ -78,6 +78,8 @@ def fixed_gradient(answer):
         f"devices, and a psum did so again: {cure}": N * N * expected,
         f"you divide by {jax.device_count()}, but this check runs on {N} devices. Use "
         "lax.axis_size('data')": N / jax.device_count() * expected,
+        f"{N} times too small on {N} devices, because you divide by {N} twice: average "
+        "the loss or the gradients, not both": expected / N,
     }
     refuse(found[0], mistakes)
     require(
@@ -85,6 +87,24 @@ def fixed_gradient(answer):
         f"one device with the whole batch finds {expected.round(3)}, "
         f"yours is {found[0].round(3)}",
     )
+
+
+def trace(step, *arguments):
+    """Return the jaxpr of a step as a text, unless JAX finds that results vary."""
+    try:
+        return str(jax.make_jaxpr(step)(*arguments))
+    except ValueError as error:
+        varying = str(error).count("could not infer replication")
+        if varying == 0:
+            raise
+        if varying == 1:
+            advice = "It's one array, as the loss is: take the mean of the loss, too"
+        else:
+            advice = "Take the mean of the gradients over 'data', and of the loss"
+        raise NotYetError(
+            "JAX refuses the step, because a result may differ from device to device "
+            f'("can\'t be statically inferred"). {advice}'
+        ) from error
 
 
 def make_step(answer):
@@ -109,7 +129,7 @@ def make_step(answer):
     )
     batch = jax.device_put((x, y), NamedSharding(mesh, P("data")))
     optimizer_state = optimizer.init(params)
-    jaxpr = str(jax.make_jaxpr(step)(params, optimizer_state, *batch))
+    jaxpr = trace(step, params, optimizer_state, *batch)
     require("shard_map" in jaxpr, "the step does not use jax.shard_map")
     found = (params, optimizer_state)
     wanted = (params, optimizer_state)
@@ -148,6 +168,11 @@ def make_step(answer):
         require(
             close(found[0], wanted[0]),
             f"update {update} is {ratio:.3f} times as long as on one device",
+        )
+        require(
+            not close(result[2], N * wanted_loss),
+            f"the loss is {N} times too large on {N} devices: use pmean, not psum, "
+            "because each device has a mean",
         )
         require(
             close(result[2], wanted_loss),

@@ -9,6 +9,7 @@ OWN = "jax.value_and_grad(loss)(local, x, y)"
 TRAPPED = 'lax.pmean(jax.value_and_grad(loss)(params, x, y), "data")'
 GRADIENTS_AVERAGED = f'{OWN}\n        gradients = lax.pmean(gradients, "data")'
 RETURNED = "optax.apply_updates(params, updates), optimizer_state, value"
+LOSS_ADDED = f"{GRADIENTS_AVERAGED}\n        value = lax.psum(value, 'data')"
 MODELS_AVERAGED = f'lax.pmean(({RETURNED}), "data")'
 UNCHECKED = ("**specs)", "**specs, check_vma=False)")
 DIVIDED_BY_8 = f"{OWN.replace('local', 'params')}\n        gradients = jax.tree.map(lambda g: g / 8, gradients)\n        value = lax.pmean(value, 'data')"
@@ -38,6 +39,16 @@ WRONG = {
         ("a psum did so again", GRADIENT, 'lax.psum(jax.grad(loss)(w, x), "data")'),
         ("different gradients", GRADIENT, "jax.grad(loss)(local, x)"),
         ("Either psum took the place", "pmean", "psum"),
+        (
+            "average the loss or the gradients, not both",
+            GRADIENT,
+            f"lax.pmean({OF_MEAN_LOSS.replace('(w)', '(local)')}, 'data')",
+        ),
+        (
+            "average the loss or the gradients, not both",
+            GRADIENT,
+            f'jax.tree.map(lambda g: g / lax.axis_size("data"), {OF_MEAN_LOSS})',
+        ),
         ("a tree like w", GRADIENT, 'lax.pmean(loss(w, x), "data")'),
         ("you divide by 8, but this check runs on 5", GRADIENT, DIVIDED_BY_EIGHT),
     ],
@@ -46,6 +57,8 @@ WRONG = {
         ("can't be statically inferred", STEP, OWN),
         ("different parameters", STEP, OWN, *UNCHECKED),
         ("average it too", STEP, GRADIENTS_AVERAGED, *UNCHECKED),
+        ("take the mean of the loss, too", STEP, GRADIENTS_AVERAGED),
+        ("5 times too large on 5 devices: use pmean", STEP, LOSS_ADDED),
         (
             "does not use jax.shard_map",
             COMPILED,
