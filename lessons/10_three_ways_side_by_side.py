@@ -340,6 +340,19 @@ def cast_averaged(w, x):  # the loss all-reduces its own result
 
 
 assert device_values(map_over_devices(cast_averaged)(w, x)) == [7.5 / 8] * 8
+
+
+def centred_loss(w, x):  # the mean of batch norm, inside the model
+    hidden = w * x
+    return ((hidden - lax.pmean(hidden.mean(), "data")) ** 2).mean()
+
+
+def cast_centred(w, x):
+    w = lax.pcast(w, "data", to="varying")
+    return lax.pmean(jax.grad(centred_loss)(w, x), "data")
+
+
+assert device_values(map_over_devices(cast_centred)(w, x)) == [2 * x.var()] * 8
 assert "can't be statically inferred" in refusal
 jaxpr = jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x).pretty_print(use_color=False)
 assert "f32[]{V:data} = pvary[axes=('data',)] a" in jaxpr
