@@ -322,7 +322,7 @@ for name, program in programs.items():
 #
 # *Stack split* takes 44 MB, four times as much, because the compiler gathers the full stack before each of the two scans.
 # So **split the layers, and not the stack**, if the compiler gathers them for a scan. Your program's `shard` does, because
-# the longest axis is one of a layer's.
+# here the longest axis is one of a layer's.
 #
 # *Moments split* takes 40 MB: 16.8 for the layers, 4.2 for an eighth of the moments, 16.8 for a second copy of the new
 # layers while they're gathered, and 2 for the rest. Of the gradients the compiler keeps only the eighth that the device
@@ -371,7 +371,7 @@ print(f"by hand: peak {peak(programs['by hand']):.0f} MB,", count_messages(progr
 # Now each layer's gradient comes home by a reduce-scatter, so this step sends n + 2n on CPUs, too.
 #
 # > **What carries over to your GPUs?** The bytes at rest and the table's last column are arithmetic. The rest are plans of
-# > XLA *for CPUs*: the 57 MB in place of 23, the number of messages, and the all-reduce. XLA's [passes for
+# > XLA *for CPUs*: the peaks, the number of messages, and the all-reduce. XLA's [passes for
 # > GPUs](https://github.com/openxla/xla/blob/main/xla/service/gpu/gpu_compiler.cc) have a `ReduceScatterCreator`, which
 # > makes a reduce-scatter of such an all-reduce, but we haven't run that. So look at your own step's plan.
 #
