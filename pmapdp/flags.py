@@ -165,6 +165,7 @@ def read_flags(
         ]
         raise unknown_flag(command, flags_first[0].partition("=")[0], names)
     values = vars(namespace)
+    values.pop("version", None)  # `cli.run` answers it
     for name, value in values.items():
         if isinstance(value, list):  # settings are frozen
             values[name] = tuple(value)
