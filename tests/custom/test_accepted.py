@@ -425,6 +425,7 @@ class Undecided(Net):
         return 0 * super().__call__(x) + rounding
 
 
+@pytest.mark.slow
 def test_rounding_in_bfloat16_may_change_the_class_of_an_example():
     run(Undecided, dtype="bfloat16")
     no_sum = "correct in the loss of Undecided in training is not a sum"
@@ -451,6 +452,7 @@ class NearZero(Net):
         return super().__call__(x)
 
 
+@pytest.mark.slow
 def test_rounding_in_bfloat16_may_move_a_mean_that_is_nearly_zero():
     """The means of a ResNet-18 in bfloat16 were off by 0.005 of the largest one."""
     run(NearZero, dtype="bfloat16")

@@ -343,6 +343,7 @@ def test_a_dtype_that_the_model_does_not_take_is_refused():
 GATHERED = {"optimizer": "sgd", "global_batch_size": 18, "dtype": "float64"}
 
 
+@pytest.mark.slow
 def test_a_loss_over_the_whole_batch_trains_alike_under_every_strategy():
     custom = {"loss": gathered_in_training}
     alone = run(custom=custom, strategy="single", devices=1, **GATHERED)

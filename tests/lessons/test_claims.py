@@ -99,6 +99,7 @@ def test_the_variance_of_large_numbers_is_close_once_the_running_mean_is():
     assert max(errors[40:]) < 0.2
 
 
+@pytest.mark.nightly
 def test_a_batch_that_three_devices_cannot_share_stops_the_program(tmp_path):
     """Lesson 05 shows NumPy's error, and a line whose error is plainer."""
     lesson = build.source_of("05").read_text()
@@ -116,6 +117,7 @@ def test_a_batch_that_three_devices_cannot_share_stops_the_program(tmp_path):
     assert sentence == "AssertionError: B = 128 is not divisible by 3 devices"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", ["13_accumulate", "20_fit"])
 def test_micro_batches_that_cut_no_device_evenly_stop_the_program(script, tmp_path):
     """Lessons 13 and 20: an `assert` names K, and the error of the reshape doesn't."""

@@ -138,6 +138,7 @@ def test_the_difference_is_small(earlier, later):
     assert len(added) <= NEW_LINES[earlier, later], "\n".join(added)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", ["14_resume", "17_processes", "19_gpt"])
 def test_a_script_that_saves_asks_for_a_folder(script):
     path = build.FOLDER / "program" / f"{script}.py"
@@ -148,6 +149,7 @@ def test_a_script_that_saves_asks_for_a_folder(script):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_lesson_21s_script_says_that_one_device_is_not_enough(tmp_path):
     text = PROGRAMS["21"].read_text()
     on_one = text.replace('jax_num_cpu_devices", 8', 'jax_num_cpu_devices", 1')
@@ -269,6 +271,7 @@ def require_same_figures(actual: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(actual[:, 1], expected[:, 1], atol=1.5 / 896)
 
 
+@pytest.mark.slow
 def test_the_program_of_2022_stops_twice_and_lesson_12_repairs_four_lines(tmp_path):
     broken = (build.FOLDER / "program" / f"{BROKEN}.py").read_text()
     gone = "AttributeError: jax.device_put_replicated is deprecated"

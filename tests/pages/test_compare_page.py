@@ -4,12 +4,14 @@ import re
 from pathlib import Path
 
 import entry
+import pytest
 
 from pmapdp.compare.words import ROUNDING
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_two_programs_are_compared(folder):
     """The page's table has everything but the times, which differ."""
     (programs,) = re.findall(r"```python\n(# steps\.py\n.*?)```", PAGE, re.DOTALL)
