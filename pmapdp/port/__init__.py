@@ -1,6 +1,9 @@
-"""Read a pmap program, and say what it needs today: `python -m pmapdp.port FILE`.
+"""Say what a pmap program needs today, without running it.
 
-In the order in which they work:
+    python -m pmapdp.port train.py
+
+docs/porting.md in pmapdp's repository explains the report. The files of this package,
+in the order in which they work:
 
 - `__main__.py` reads the command line, and prints the report.
 - `read.py` reads the files, and `names.py` follows the names in them.
