@@ -70,7 +70,7 @@ def current_context() -> Context:
     """Return the context of the batch that the model is called with.
 
     Call it in a layer of your own. Outside of a training step `train` is False, and
-    there are no weights, keys and axis.
+    there are no weights, keys or axis.
 
     Returns:
         A `Context`, with `train`, the examples' `weights` `[b]`, the `axis_name` over
