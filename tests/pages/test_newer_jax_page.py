@@ -549,7 +549,9 @@ def test_shardy_splits_a_step_and_gspmd_can_still_be_asked():
 
 
 def test_weight_norm_trains_its_scales_from_the_version_of_the_page():
-    since = re.search(r"WeightNorm` trains its scales since Flax (\d+\.\d+\.\d+)", PAGE)
+    since = re.search(
+        r"WeightNorm` has trained its scales since Flax (\d+\.\d+\.\d+)", PAGE
+    )
     rngs = nnx.Rngs(0)
     norm = nnx.WeightNorm(nnx.Linear(8, 4, rngs=rngs), rngs=rngs)
     is_trained = "scales" in nnx.state(norm, nnx.Param)
