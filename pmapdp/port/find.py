@@ -31,8 +31,7 @@ def find_constructs(program: Program, pmaps: list[Pmap]) -> list[Line]:
 
     Args:
         program: Its files, and what their names stand for.
-        pmaps: Its uses of pmap. Without any, only lines that are broken or old are
-            found, and imports that may fail.
+        pmaps: Its uses of pmap. Without any, only broken and old lines are found.
     """
     functions_on_devices = find_functions_on_devices(program, pmaps)
     lines: dict[tuple[str, int, str], Line] = {}
@@ -82,11 +81,11 @@ def constructs_of(program: Program, node: ast.AST) -> Iterator[str]:
 def row_of_node(program: Program, node: ast.AST) -> str:
     """Return the row of a name where it's read: of `jax.lax.pmean`, not of its parts.
 
-    An import counts only if it may fail. Other names are found where they're used.
+    An import counts only if the name is gone. Others are found where they're used.
     """
     if isinstance(node, ast.alias):
         name = row_of_path(program.imported_path(node))
-        if name == "flax-tensorboard" or (name and ROWS[name].status == "gone"):
+        if name and ROWS[name].status == "gone":
             return name
     is_part = isinstance(program.parent(node), ast.Attribute)
     if isinstance(node, ast.Attribute | ast.Name) and not is_part:
@@ -107,8 +106,8 @@ def rows_of_keywords(program: Program, call: ast.Call) -> Iterator[str]:
 
 
 def is_listed(program: Program, name: str, node: ast.AST, has_pmap: bool) -> bool:
-    """Return False for a guarded name or import, and for what needs a pmap."""
-    if ROWS[name].status == "gone" or isinstance(node, ast.alias):
+    """Return False for a gone name that's guarded, and for what needs a pmap."""
+    if ROWS[name].status == "gone":
         return not is_guarded(program, node)
     # A program without pmap may use what isn't broken as it likes.
     return has_pmap or ROWS[name].status in (*BROKEN, "old")
